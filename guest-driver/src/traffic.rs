@@ -152,7 +152,9 @@ pub fn create() -> io::Result<OwnedFd> {
     table.header(header::ID).store(u64::from_ne_bytes(id), Ordering::Relaxed);
     table.header(header::MAGIC).store(MAGIC, Ordering::Release);
     let from = |lowest: &i32| rustix::io::fcntl_dupfd_cloexec(&memory, *lowest).ok();
-    let high = PASSED_FROM.iter().find_map(from).ok_or(rustix::io::Errno::MFILE)?;
+    let beyond = ism_sys::duplicate_beyond_limit(&memory).ok();
+    let high = beyond.or_else(|| PASSED_FROM.iter().find_map(from));
+    let high = high.ok_or(rustix::io::Errno::MFILE)?;
     rustix::io::fcntl_setfd(&high, rustix::io::FdFlags::empty())?;
     Ok(high)
 }

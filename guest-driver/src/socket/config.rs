@@ -141,7 +141,7 @@ impl Default for Config {
             spin: Duration::from_micros(50),
             path: DataPath::Auto,
             guest_memory: 64 << 20,
-            outlive_device: false,
+            outlive_device: true,
             return_to_device: true,
             device_timeout: Duration::from_secs(10),
             clc_timeout: Duration::from_secs(6),

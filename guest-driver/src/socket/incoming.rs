@@ -15,6 +15,7 @@ use crate::handshake::server::{ServerHandshake, ServerParams};
 use crate::handshake::{Broken, FirstBytes, Outcome};
 use crate::smcd::Fabrics;
 use smc_core::carrier::Role;
+use smc_core::handshake::DeclineReason;
 use smc_rendezvous::{Mode, PROPOSAL_TIMEOUT, ServerAction};
 
 /// The longest wait of [`Incoming::decline`] for the rest of a Proposal.
@@ -52,7 +53,9 @@ impl Incoming {
     pub fn decline(stack: &Arc<Stack>, tcp: &TcpStream, first_bytes: FirstBytes) -> io::Result<()> {
         let mut handshake = ServerHandshake::new(first_bytes, DECLINE_TIMEOUT);
         let deadline = Instant::now() + DECLINE_TIMEOUT;
-        let config = Arc::new(smc_core::handshake::Config::new(stack.peer_id()));
+        let mut config = smc_core::handshake::Config::new(stack.peer_id());
+        config.without_device = DeclineReason::NoResources;
+        let config = Arc::new(config);
         let params = ServerParams {
             config: &config,
             fabrics: &Fabrics::default(),

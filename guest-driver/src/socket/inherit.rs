@@ -10,14 +10,17 @@
 use std::io;
 use std::net::TcpStream;
 use std::os::fd::RawFd;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::SmcStream;
 use super::stack::{OpenDevice, Stack};
+use super::statistics::OwnReport;
 use crate::conn::{self, Conn};
 use crate::handshake::client::DeclineAnswer;
 use crate::reactor::Upkeep;
+use crate::reactor::wait::prepare_thread;
 use ism_sys::{ForkLocks, LockGuardList, is_free, lock};
 use virtio_ism::IsmDevice;
 
@@ -39,6 +42,7 @@ pub enum AfterFork<T> {
 pub struct StackUpkeep {
     stack: Arc<Stack>,
     live: Vec<(OpenDevice, Upkeep)>,
+    reports: Option<OwnReport>,
 }
 
 #[doc(hidden)]
@@ -62,6 +66,7 @@ impl Stack {
         body: impl FnOnce() -> AfterFork<T>,
     ) -> Option<T> {
         let until = Instant::now() + limit;
+        prepare_thread();
         loop {
             if is_free(self.slots()) {
                 let devices = self.open_devices();
@@ -105,7 +110,11 @@ impl Stack {
         without.iter().for_each(|conn| conn.reactor().forget_threads());
         self.take_connections_over(without, kept);
         let live = live.into_iter().map(|live| (live, Upkeep::new())).collect();
-        StackUpkeep { stack: self.clone(), live }
+        let directory = self.config().statistics.as_deref().and_then(Path::parent);
+        let stack = Arc::downgrade(self);
+        let report = move || Some(stack.upgrade()?.report());
+        let reports = directory.and_then(|directory| OwnReport::start(directory, report).ok());
+        StackUpkeep { stack: self.clone(), live, reports }
     }
 
     fn take_connections_over(&self, all: Vec<Arc<Conn>>, kept: &[&SmcStream]) {
@@ -130,8 +139,8 @@ impl Stack {
 impl ForkLocks for Stack {
     fn is_unlocked(&self) -> bool {
         is_free(&self.slots)
-            && is_free(&self.closing)
-            && is_free(&self.deferred_drops)
+            && is_free(&self.maintenance.closing)
+            && is_free(&self.maintenance.deferred_drops)
             && self.tcp_connections.is_unlocked()
             && self.offers.is_unlocked()
             && self.tcp_watch.get().is_none_or(|watch| watch.is_unlocked())
@@ -145,7 +154,7 @@ impl ForkLocks for Stack {
                 .without_device()
                 .iter()
                 .all(|conn| conn.is_unlocked() && conn.reactor().is_unlocked())
-            && lock(&self.closing).iter().all(|conn| conn.is_unlocked())
+            && lock(&self.maintenance.closing).iter().all(|conn| conn.is_unlocked())
     }
 
     fn descriptors(&self) -> Vec<RawFd> {
@@ -160,7 +169,7 @@ impl ForkLocks for Stack {
             all.extend(conn.reactor().descriptors());
             all.extend(conn.descriptors());
         }
-        all.extend(lock(&self.closing).iter().flat_map(|conn| conn.descriptors()));
+        all.extend(lock(&self.maintenance.closing).iter().flat_map(|conn| conn.descriptors()));
         all
     }
 }
@@ -178,6 +187,8 @@ impl StackUpkeep {
     /// Does the due work, and returns the time until the next call.
     pub fn turn(&mut self) -> Duration {
         let stack = &self.stack;
+        // A client may read slowly.
+        self.reports.iter_mut().for_each(OwnReport::serve);
         let turn = |(live, upkeep): &mut (OpenDevice, Upkeep)| {
             live.reactor.keep_up(upkeep, || stack.maintain(Some(&live.fabric)))
         };
@@ -186,14 +197,37 @@ impl StackUpkeep {
         if stack.serve_tcp() { pause.min(TCP_PAUSE) } else { pause }
     }
 
-    /// The descriptors for which the process waits; then it calls [`StackUpkeep::serve`].
-    pub fn waits_for(&self) -> Vec<RawFd> {
-        self.live.iter().flat_map(|(live, _)| live.fabric.device().waits_for()).collect()
+    /// The connections with bytes not taken by their peers, and the number of bytes.
+    fn undelivered_of(&self) -> impl Iterator<Item = (Arc<Conn>, u64)> {
+        let reactors = self.stack.reactors().into_iter();
+        let all = reactors.flat_map(|reactor| reactor.connections());
+        let counted = all.chain(self.stack.without_device()).map(|conn| {
+            let bytes = conn.undelivered();
+            (conn, bytes)
+        });
+        counted.filter(|(_, bytes)| *bytes > 0)
     }
 
-    /// Answers what the devices ask.
-    pub fn serve(&self) {
+    /// The number of connections with bytes not taken by their peers, and the number of bytes.
+    pub fn undelivered(&self) -> (usize, u64) {
+        self.undelivered_of().fold((0, 0), |(count, sum), (_, bytes)| (count + 1, sum + bytes))
+    }
+
+    /// Resets these connections: an end of data would claim that their peers have every byte.
+    pub fn reset_undelivered(&self) {
+        self.undelivered_of().for_each(|(conn, _)| conn.close(true));
+    }
+
+    /// The descriptors to wait for; then the process calls [`StackUpkeep::serve`].
+    pub fn waits_for(&self) -> Vec<RawFd> {
+        let devices = self.live.iter().flat_map(|(live, _)| live.fabric.device().waits_for());
+        devices.chain(self.reports.as_ref().map(OwnReport::waits_for)).collect()
+    }
+
+    /// Answers requests of devices, and clients asking for reports.
+    pub fn serve(&mut self) {
         self.live.iter().for_each(|(live, _)| live.fabric.device().serve());
+        self.reports.iter_mut().for_each(OwnReport::serve);
     }
 }
 
@@ -209,7 +243,10 @@ impl PendingDecline {
     /// Begins on a stream with a Proposal sent by that process, and nothing read. `None`: the stack has
     /// nothing to propose.
     pub fn new(stack: &Arc<Stack>, tcp: TcpStream) -> Option<PendingDecline> {
-        let handshake = DeclineAnswer::new(&stack.current().config)?;
+        // Not the present devices: the device of the Proposal may have gone, and no other is opened for
+        // this.
+        let last = lock(stack.slots()).current.clone()?;
+        let handshake = DeclineAnswer::new(&last.config)?;
         Some(PendingDecline { handshake, tcp })
     }
 

@@ -2,7 +2,7 @@
 //! Options of a connection for TCP, with or without SMC.
 
 use std::io;
-use std::net::TcpStream;
+use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 use rustix::net::sockopt;
@@ -36,7 +36,7 @@ impl Default for KeepAlive {
 const SHORTEST_KEEPALIVE: Duration = Duration::from_secs(1);
 
 impl KeepAlive {
-    fn apply(&self, tcp: &TcpStream, shortest: Duration) -> io::Result<()> {
+    fn apply(&self, tcp: BorrowedFd<'_>, shortest: Duration) -> io::Result<()> {
         let [idle, interval] = [self.idle, self.interval].map(|time| seconds(time.max(shortest)));
         sockopt::set_tcp_keepidle(tcp, idle)?;
         sockopt::set_tcp_keepintvl(tcp, interval)?;
@@ -59,7 +59,7 @@ impl SmcStream {
     pub fn set_nodelay(&self, nodelay: bool) -> io::Result<()> {
         match self.conn() {
             Some(conn) => conn.set_nodelay(nodelay),
-            None => self.with_tcp(|tcp| tcp.set_nodelay(nodelay))?,
+            None => self.with_tcp(|tcp| Ok(sockopt::set_tcp_nodelay(tcp, nodelay)?))?,
         }
         Ok(())
     }
@@ -77,7 +77,7 @@ impl SmcStream {
     pub fn nodelay(&self) -> io::Result<bool> {
         match self.conn() {
             Some(conn) => conn.nodelay(),
-            None => self.with_tcp(TcpStream::nodelay),
+            None => self.with_tcp(|tcp| Ok(sockopt::tcp_nodelay(tcp)?)),
         }
     }
 
@@ -86,7 +86,7 @@ impl SmcStream {
     /// # Errors
     /// An error of the socket option.
     pub fn set_ttl(&self, ttl: u32) -> io::Result<()> {
-        self.with_tcp(|tcp| tcp.set_ttl(ttl))
+        self.with_tcp(|tcp| Ok(sockopt::set_ip_ttl(tcp, ttl)?))
     }
 
     /// The value of [`SmcStream::set_ttl`].
@@ -94,7 +94,7 @@ impl SmcStream {
     /// # Errors
     /// An error of the socket option.
     pub fn ttl(&self) -> io::Result<u32> {
-        self.with_tcp(TcpStream::ttl)
+        self.with_tcp(|tcp| Ok(sockopt::ip_ttl(tcp)?))
     }
 
     /// Sets whether and when the kernel probes a silent peer (SOCK-10 to SOCK-15).
@@ -135,6 +135,7 @@ impl SmcStream {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::fd::AsFd;
 
     // Shows: SOCK-15.
     #[test]
@@ -150,9 +151,10 @@ mod tests {
     #[test]
     fn tcp_is_told_and_a_floor_is_kept() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let tcp = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let tcp = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (idle, interval) = (Duration::from_secs(20), Duration::from_secs(2));
-        KeepAlive { idle, interval, count: 4 }.apply(&tcp, Duration::from_secs(5)).unwrap();
+        let wanted = KeepAlive { idle, interval, count: 4 };
+        wanted.apply(tcp.as_fd(), Duration::from_secs(5)).unwrap();
         assert!(sockopt::socket_keepalive(&tcp).unwrap());
         assert_eq!(sockopt::tcp_keepidle(&tcp).unwrap(), idle);
         assert_eq!(sockopt::tcp_keepintvl(&tcp).unwrap(), Duration::from_secs(5));

@@ -2,8 +2,8 @@
 //! The thread for connections able to outlive their device.
 
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use rustc_hash::FxHashSet;
@@ -26,8 +26,8 @@ const LOOK: Duration = Duration::from_millis(5);
 /// The longest time for connections to read memory of a lost device. Their peers answer meanwhile.
 const LONGEST_STAY: Duration = Duration::from_secs(5);
 
-/// Waits until no connection reads memory of a device that is gone, and lets the device take it.
-pub(super) fn part_from(device: &IsmDevice, reactor: &Reactor<Conn>) {
+/// Waits until no connection reads memory of a lost device, and lets the device take the memory.
+pub(super) fn part_from(stack: &Weak<Stack>, device: &IsmDevice, reactor: &Reactor<Conn>) {
     let start = Instant::now();
     while !device.memory_stays() && device.has_memory() {
         let mut stay = reactor.connections();
@@ -43,6 +43,10 @@ pub(super) fn part_from(device: &IsmDevice, reactor: &Reactor<Conn>) {
         std::thread::sleep(LOOK);
     }
     device.let_go();
+    // Closed connections are swept by the thread for TCP from now on.
+    if let Some(stack) = stack.upgrade() {
+        stack.wake_tcp_watch();
+    }
 }
 
 /// Interval of a stack's checks for the return of a device that connections have left.
@@ -91,10 +95,14 @@ impl Stack {
 
     /// The connections continuing without their device.
     pub(super) fn without_device(&self) -> Vec<Arc<Conn>> {
+        self.not_among(&self.reactors())
+    }
+
+    /// The connections able to outlive their device, and in none of these reactors.
+    pub(super) fn not_among(&self, reactors: &[Arc<Reactor<Conn>>]) -> Vec<Arc<Conn>> {
         let watch = self.tcp_watch.get();
         let mut all = watch.map(|watch| watch.connections()).unwrap_or_default();
-        let known: FxHashSet<_> = self
-            .reactors()
+        let known: FxHashSet<_> = reactors
             .iter()
             .flat_map(|reactor| reactor.connections())
             .map(|conn| Arc::as_ptr(&conn).addr())
@@ -225,7 +233,7 @@ impl Stack {
                 let stack = stack.upgrade()?;
                 // A connection may have lost the reactor responsible for this.
                 stack.sweep();
-                let sweeps = (!lock(&stack.closing).is_empty()).then_some(SWEEP_PAUSE);
+                let sweeps = (!lock(&stack.maintenance.closing).is_empty()).then_some(SWEEP_PAUSE);
                 let returns = stack.bring_back(&set, &mut next);
                 sweeps.into_iter().chain(returns).min()
             });

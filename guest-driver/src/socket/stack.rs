@@ -2,8 +2,8 @@
 //! The stack of a process: its devices and RNICs, and state beyond a single socket.
 
 use std::io;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
@@ -17,6 +17,7 @@ use super::no_device::{kind_of_all, open_error};
 use super::offers::Offers;
 use super::outlive::{self, ReturnState};
 use super::statistics::{DeviceInfo, Handshakes, Process, Server, TcpConnections};
+use super::upkeep::Maintenance;
 use super::{ConnectionSnapshot, LinkGroupInfo, RnicInfo, Rnics};
 use crate::conn::{Common, Conn};
 use crate::handshake::{ByRdma, EstablishedConn};
@@ -24,10 +25,10 @@ use crate::info::Fallback;
 use crate::reactor::spin::Spin;
 use crate::reactor::tcp_watch::TcpWatch;
 use crate::reactor::{ConnectionHandler, Reactor};
-use crate::smcd::{DeferredDrop, Fabric, Fabrics, SmcdSource};
+use crate::smcd::{Fabric, Fabrics, SmcdSource};
 use crate::smcr::{NoRdma, RdmaHost};
 use crate::traffic::{CostModel, TrafficTable};
-use ism_sys::lock;
+use ism_sys::{OnceBox, lock};
 use smc_rendezvous::PeerDiscovery;
 use virtio_ism::transport::DeviceAddress;
 use virtio_ism::{IsmDevice, OpenOptions, Prefer};
@@ -45,23 +46,16 @@ pub struct Stack {
     peer_id: PeerId,
     peer_discovery: PeerDiscovery,
     pub(super) slots: Mutex<Slots>,
-    rdma: OnceLock<Result<Rdma, NoRdma>>,
-    pub(super) closing: Mutex<Vec<Arc<Conn>>>,
-    /// The stack adopted a connection since the last round of maintenance.
-    pub(super) adopted: AtomicBool,
-    /// The background threads do maintenance every [`SWEEP_PAUSE`].
-    pub(super) ticking: AtomicBool,
-    /// For its connections.
+    rdma: OnceBox<Result<Rdma, NoRdma>>,
+    pub(super) maintenance: Maintenance,
     common: Common,
-    /// What the background threads drop, because dropping it takes device commands.
-    pub(super) deferred_drops: Mutex<Vec<DeferredDrop>>,
     counters: Counters,
     pub(super) tcp_connections: TcpConnections,
     /// Accepted clients without a Confirm.
     pub(super) offers: Arc<Offers>,
-    statistics: OnceLock<Server>,
-    /// The TCP connections of connections that may outlive their carrier.
-    pub(super) tcp_watch: OnceLock<Arc<TcpWatch<Conn>>>,
+    statistics: OnceBox<Server>,
+    /// The TCP connections of connections able to outlive their carrier.
+    pub(super) tcp_watch: OnceBox<Arc<TcpWatch<Conn>>>,
     pub(super) returns: ReturnState,
 }
 
@@ -96,8 +90,8 @@ pub struct Totals {
 
 pub(super) struct Slots {
     list: Vec<Slot>,
-    /// What handshakes use. A stack makes a new one when it opens or loses a device.
-    current: Option<Arc<Current>>,
+    /// The resources of handshakes. A stack makes new ones when it opens or loses a device.
+    pub(super) current: Option<Arc<Current>>,
 }
 
 struct Slot {
@@ -107,7 +101,10 @@ struct Slot {
     reactor: Option<Arc<Reactor<Conn>>>,
     /// The fabrics of lost devices, as long as a handshake may make a connection of one.
     gone: Vec<Weak<Fabric>>,
-    tried: Option<Instant>,
+    /// The user of the daemon of the first device opened here.
+    owner: Option<u32>,
+    /// Not before this time is the device to be opened.
+    due: Option<Instant>,
     error: String,
     kind: io::ErrorKind,
 }
@@ -178,8 +175,10 @@ impl Current {
 
     /// The reason for no device, if there is none.
     pub(crate) fn no_device(&self) -> Option<Fallback> {
-        (self.fabrics.0.is_empty() && self.rdma.is_none())
-            .then(|| Fallback::NoDevice(self.missing.clone()))
+        (self.fabrics.0.is_empty() && self.rdma.is_none()).then(|| match self.open.is_empty() {
+            true => Fallback::NoDevice(self.missing.clone()),
+            false => Fallback::Drained,
+        })
     }
 }
 
@@ -202,7 +201,8 @@ impl Stack {
             live: None,
             reactor: None,
             gone: Vec::new(),
-            tried: None,
+            owner: None,
+            due: None,
             error: String::new(),
             kind: io::ErrorKind::Other,
         };
@@ -221,16 +221,13 @@ impl Stack {
             config,
             peer_id: PeerId(random),
             slots: Mutex::new(Slots { list, current: None }),
-            rdma: OnceLock::new(),
-            closing: Mutex::default(),
-            adopted: AtomicBool::new(false),
-            ticking: AtomicBool::new(false),
-            deferred_drops: Mutex::default(),
+            rdma: OnceBox::new(),
+            maintenance: Maintenance::default(),
             counters: Counters::default(),
             tcp_connections: TcpConnections::default(),
             offers: Arc::default(),
-            statistics: OnceLock::new(),
-            tcp_watch: OnceLock::new(),
+            statistics: OnceBox::new(),
+            tcp_watch: OnceBox::new(),
             returns: ReturnState::default(),
         });
         let rdma = stack.start_rdma();
@@ -309,7 +306,7 @@ impl Stack {
             smc_r: self.counters.smc_r.load(Ordering::Relaxed),
             tcp: self.counters.tcp.load(Ordering::Relaxed),
             broken: self.counters.broken.load(Ordering::Relaxed),
-            closing: lock(&self.closing).len(),
+            closing: lock(&self.maintenance.closing).len(),
             peers: peers.len(),
             pooled: peers.iter().map(|peer| peer.pooled()).sum::<usize>() + rmbs,
             groups: groups.len(),
@@ -427,16 +424,18 @@ impl Stack {
                 slot.gone.extend(slot.live.take().map(|live| Arc::downgrade(&live.fabric)));
                 changed = true;
             }
-            let due = |tried: Instant| tried.elapsed() >= REOPEN_PAUSE;
-            if slot.live.is_none() && slot.tried.is_none_or(due) {
-                slot.tried = Some(Instant::now());
-                match self.start(&slot.address, slot.reactor.as_ref()) {
+            let now = Instant::now();
+            if slot.live.is_none() && slot.due.is_none_or(|due| due <= now) {
+                slot.due = Some(now + REOPEN_PAUSE);
+                match self.start(slot) {
                     Ok(live) => {
+                        slot.owner = slot.owner.or(live.fabric.device().owner());
                         slot.reactor = Some(live.reactor.clone());
                         slot.live = Some(live);
                         self.returns.opened.store(true, Ordering::SeqCst);
                     }
                     Err(error) => {
+                        slot.due = Some(Instant::now() + REOPEN_PAUSE.max(10 * now.elapsed()));
                         slot.kind = error.kind();
                         let last = std::mem::replace(&mut slot.error, error.to_string());
                         if slot.error != last {
@@ -513,28 +512,25 @@ impl Stack {
         }
     }
 
-    /// Opens a device. `last`: the reactor of the device that was open there before.
-    fn start(
-        self: &Arc<Self>,
-        address: &DeviceAddress,
-        last: Option<&Arc<Reactor<Conn>>>,
-    ) -> io::Result<OpenDevice> {
-        // Connections that wait for the device on TCP keep their reactor.
-        let last = last.filter(|reactor| self.waits_on_tcp(reactor));
+    /// Opens a device.
+    fn start(self: &Arc<Self>, slot: &Slot) -> io::Result<OpenDevice> {
+        // Connections waiting for the device on TCP keep their reactor.
+        let last = slot.reactor.as_ref().filter(|reactor| self.waits_on_tcp(reactor));
         if let Some(reactor) = last.filter(|reactor| !reactor.is_free()) {
             reactor.wake_background();
             return Err(io::Error::other("connections are leaving the device that is gone"));
         }
-        let mut options = OpenOptions::new(address.clone());
+        let mut options = OpenOptions::new(slot.address.clone());
         options.guest_memory = self.config.guest_memory as u64;
         options.timeout = self.config.device_timeout;
         options.leaves = self.config.outlive_device;
+        options.owner = slot.owner;
         options.prefer = match self.config.path {
             DataPath::Auto => Prefer::Auto,
             DataPath::Window => Prefer::Window,
             DataPath::Move => Prefer::Move,
         };
-        let device = IsmDevice::open(options).map_err(|error| open_error(address, &error))?;
+        let device = IsmDevice::open(options).map_err(|error| open_error(&slot.address, &error))?;
         let fabric = Fabric::new(device);
         let user: Weak<Stack> = Arc::downgrade(self);
         let source = SmcdSource::new(&fabric, user);
@@ -546,13 +542,13 @@ impl Stack {
             None => Reactor::new(source)?,
         };
         let (stack, maintained) = (Arc::downgrade(self), Arc::downgrade(&fabric));
-        let device = fabric.device().clone();
+        let (parting, device) = (stack.clone(), fabric.device().clone());
         let maintenance = move || {
             let stack = stack.upgrade()?;
             let fabric = maintained.upgrade()?;
             stack.maintain(Some(&fabric))
         };
-        let lost = move |reactor: &Reactor<Conn>| outlive::part_from(&device, reactor);
+        let lost = move |reactor: &Reactor<Conn>| outlive::part_from(&parting, &device, reactor);
         run_in_background(&reactor, "smc-driver", maintenance, lost)?;
         Ok(OpenDevice { fabric, reactor })
     }
@@ -576,8 +572,9 @@ impl Stack {
     pub fn connections(&self) -> Vec<ConnectionSnapshot> {
         // The reactors are read once: a device going between two reads would be in both.
         let reactors = self.reactors();
-        let of_devices = reactors.iter().flat_map(|reactor| reactor.connections());
-        of_devices.chain(self.without_device()).map(|conn| conn.snapshot()).collect()
+        let mut all: Vec<_> = reactors.iter().flat_map(|reactor| reactor.connections()).collect();
+        all.extend(self.not_among(&reactors));
+        all.iter().map(|conn| conn.snapshot()).collect()
     }
 
     /// The reason for no SMC-R, if there is none.
@@ -609,7 +606,7 @@ impl Stack {
 
     /// Connections closed by the application, but not by the peer.
     pub(super) fn closing(&self) -> &Mutex<Vec<Arc<Conn>>> {
-        &self.closing
+        &self.maintenance.closing
     }
 
     pub(super) fn wake_backgrounds(&self) {
@@ -632,7 +629,8 @@ pub(super) fn buffer_of(bytes: usize) -> u32 {
 impl Drop for Stack {
     fn drop(&mut self) {
         if let Some(watch) = self.tcp_watch.get() {
-            let closing = self.closing.get_mut().unwrap_or_else(PoisonError::into_inner);
+            let closing =
+                self.maintenance.closing.get_mut().unwrap_or_else(PoisonError::into_inner);
             watch.stop_after(closing.drain(..).filter(|conn| conn.is_sending()).collect());
         }
         let slots = self.slots.get_mut().unwrap_or_else(PoisonError::into_inner);

@@ -6,9 +6,10 @@ use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use ism_sys::OnceBox;
 use rustix::net::{RecvFlags, SendFlags, sockopt};
 use smc_core::carrier::Role;
 use smc_core::handshake::{Awaited, HandshakeError};
@@ -42,7 +43,7 @@ struct Shared {
     write_timeout: AtomicU64,
     linger: Mutex<Option<Duration>>,
     keepalive: Mutex<Option<KeepAlive>>,
-    observer: OnceLock<ConnectionObserver>,
+    observer: OnceBox<ConnectionObserver>,
 }
 
 enum Kind {
@@ -127,7 +128,7 @@ impl SmcStream {
             write_timeout: AtomicU64::new(0),
             linger: Mutex::new(None),
             keepalive: Mutex::new(None),
-            observer: OnceLock::new(),
+            observer: OnceBox::new(),
         };
         let shared = Arc::new(shared);
         if matches!(shared.kind, Kind::Tcp(..)) && stack.config().statistics.is_some() {
@@ -150,8 +151,15 @@ impl SmcStream {
         matches!(self.shared.kind, Kind::Smc(_))
     }
 
-    /// Has an observer learn what the connection was like, when it ends. Only the first call does
-    /// that.
+    /// Has the close wait for the peer no more, as in an ending process. A close that resets the
+    /// connection still does so.
+    #[doc(hidden)]
+    pub fn linger_no_more(&self) {
+        let mut linger = self.shared.linger.lock().unwrap_or_else(PoisonError::into_inner);
+        *linger = linger.filter(Duration::is_zero);
+    }
+
+    /// Has an observer learn the connection's counts at its end. Only the first call has an effect.
     #[doc(hidden)]
     pub fn observe(&self, observer: ConnectionObserver) {
         let _ = self.shared.observer.set(observer);
@@ -435,9 +443,29 @@ impl SmcStream {
     pub fn set_linger(&self, linger: Option<Duration>) -> io::Result<()> {
         *self.shared.linger.lock().unwrap_or_else(PoisonError::into_inner) = linger;
         match &self.shared.kind {
-            Kind::Smc(_) => Ok(()),
+            Kind::Smc(conn) => {
+                conn.follow_linger(linger);
+                Ok(())
+            }
             Kind::Tcp(tcp, _) => Ok(sockopt::set_socket_linger(tcp, linger)?),
         }
+    }
+
+    /// Waits until the peer has read everything, like a close with SO_LINGER, and returns the outcome.
+    /// Returns at once for TCP, where the outcome is unknown.
+    ///
+    /// # Errors
+    /// The connection ended abnormally. `TimedOut`: bytes are left after `timeout`.
+    pub fn linger(&self, timeout: Duration) -> io::Result<()> {
+        match &self.shared.kind {
+            Kind::Smc(conn) => conn.linger_to_end(timeout),
+            Kind::Tcp(..) => Ok(()),
+        }
+    }
+
+    /// Whether [`SmcStream::set_linger`] has set a time.
+    pub(super) fn has_linger(&self) -> bool {
+        self.shared.linger.lock().unwrap_or_else(PoisonError::into_inner).is_some()
     }
 
     /// The pending error, once (SO_ERROR).
@@ -480,12 +508,15 @@ impl SmcStream {
         }
     }
 
-    /// Calls `f` with the TCP connection, of which options of TCP and IP are also while SMC carries
-    /// the bytes (SOCK-6, SOCK-9).
-    pub(super) fn with_tcp<T>(&self, f: impl FnOnce(&TcpStream) -> io::Result<T>) -> io::Result<T> {
+    /// Calls `f` with the TCP connection, used for options of TCP and IP even while SMC carries the
+    /// bytes (SOCK-6, SOCK-9).
+    pub(super) fn with_tcp<T>(
+        &self,
+        f: impl FnOnce(BorrowedFd<'_>) -> io::Result<T>,
+    ) -> io::Result<T> {
         match &self.shared.kind {
             Kind::Smc(conn) => conn.with_tcp(f),
-            Kind::Tcp(tcp, _) => f(tcp),
+            Kind::Tcp(tcp, _) => f(tcp.as_fd()),
         }
     }
 
