@@ -2,23 +2,19 @@
 //! The sockets of processes: their paths, and connections to them.
 
 use std::fs;
-use std::io::{self, Read};
-use std::os::unix::fs::FileTypeExt;
+use std::io;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, SystemTime};
 
 use rustix::net::SocketAddrUnix;
 
-use super::{Process, tcp_notes};
+use super::tcp_notes;
 use ism_sys::peer_process;
 
-/// How long a process may take to answer.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(3);
-/// Bytes of an answer at most.
-const MAX_LEN: usize = 64 << 20;
-/// Age of a file whose socket, if it was to have one, has it.
+/// The age of a file after which its process has bound a socket to it, if ever.
 const SETTLED: Duration = Duration::from_secs(2);
 /// The most files of a directory read by [`find`].
 const MAX_FILES: usize = 65_536;
@@ -32,6 +28,32 @@ pub fn path_in(directory: impl AsRef<Path>) -> PathBuf {
     directory.as_ref().join(format!("{PREFIX}{}{SUFFIX}", std::process::id()))
 }
 
+/// `x-NUMBER.sock` for `x.sock`.
+pub(super) fn numbered(path: &Path, number: u64) -> PathBuf {
+    let Some(stem) = path.file_stem() else { return path.to_owned() };
+    let mut name = stem.to_owned();
+    name.push(format!("-{number:x}"));
+    if let Some(extension) = path.extension() {
+        name.push(".");
+        name.push(extension);
+    }
+    path.with_file_name(name)
+}
+
+/// A name like that of `path`, not taken before by another process, by including the present time.
+/// `None`: the file at `path` is this user's and of this kind, so there is no need for another.
+///
+/// Every user of a container may write its directory, and only the owner of a file can remove it.
+pub(super) fn in_place_of_planted(
+    path: &Path,
+    is_kind: impl FnOnce(fs::FileType) -> bool,
+) -> Option<PathBuf> {
+    let planted = fs::symlink_metadata(path).ok()?;
+    let is_own = planted.uid() == ism_sys::effective_user() && is_kind(planted.file_type());
+    let now = SystemTime::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_nanos() as u64);
+    (!is_own).then(|| numbered(path, now))
+}
+
 /// The process id in the name of a socket.
 fn pid_of(name: &str) -> Option<i32> {
     let middle = name.strip_prefix(PREFIX)?.strip_suffix(SUFFIX)?;
@@ -41,9 +63,14 @@ fn pid_of(name: &str) -> Option<i32> {
 
 /// Finds the sockets of processes in a directory, and removes the files of dead processes.
 pub fn find(directory: &Path) -> Vec<PathBuf> {
+    let making = ism_sys::making();
     let Ok(entries) = fs::read_dir(directory) else { return Vec::new() };
+    let entries: Vec<_> = entries.take(MAX_FILES).flatten().collect();
+    drop(making);
     let mut found = Vec::new();
-    for entry in entries.take(MAX_FILES).flatten() {
+    for entry in entries {
+        // The checks open files and sockets for a moment.
+        let _making = ism_sys::making();
         let name = entry.file_name();
         let Some(name) = name.to_str() else { continue };
         let path = entry.path();
@@ -106,49 +133,27 @@ fn is_of_ended_listener(path: &Path) -> bool {
     listener.is_ok_and(|listener| listener.pid.is_some_and(is_gone))
 }
 
-/// Gets the report of the process that listens at a socket.
+/// Has the process listening at a socket send copies of the bytes sent and received by its SMC
+/// connections. [`Record::read`](super::Record::read) reads them. Copies not read in time are left out.
+/// `pid`: the expected process.
 ///
 /// # Errors
-/// No process answers in time, or the answer is no [`Process`].
-pub fn ask(socket: &Path) -> io::Result<Process> {
-    read(UnixStream::connect(socket)?)
-}
-
-/// Gets the report of the process that listens at a socket, if it is the one with this id here. The
-/// report has this id, whatever the process says.
-///
-/// # Errors
-/// Those of [`ask`], or another process listens there.
-pub fn ask_process(socket: &Path, pid: u32) -> io::Result<Process> {
-    let stream = connect_now(socket, None)?;
-    let listener = peer_process(&stream)?.pid.and_then(|pid| u32::try_from(pid).ok());
-    if listener != Some(pid) {
-        return Err(io::ErrorKind::PermissionDenied.into());
-    }
-    Ok(Process { pid, ..read(stream)? })
-}
-
-/// Has the process that listens at a socket send copies of what its connections on SMC send and
-/// receive. [`Record::read`](super::Record::read) reads them. What the caller does not read in time is
-/// left out. `pid`: the process that has to be there.
-///
-/// # Errors
-/// Nobody listens there, this user may not ask, or another process listens there.
-pub fn capture(socket: &Path, pid: Option<u32>) -> io::Result<UnixStream> {
+/// No process listens there, this user may not ask, or another process listens there.
+pub fn capture(socket: &Path, pid: u32) -> io::Result<UnixStream> {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
     let mut name = CAPTURE.to_vec();
     name.extend_from_slice(format!("{}-{number}", std::process::id()).as_bytes());
     let stream = connect_now(socket, Some(&SocketAddrUnix::new_abstract_name(&name)?))?;
     let listener = peer_process(&stream)?.pid.and_then(|pid| u32::try_from(pid).ok());
-    if pid.is_some() && listener != pid {
+    if listener != Some(pid) {
         return Err(io::ErrorKind::PermissionDenied.into());
     }
     Ok(stream)
 }
 
-/// Connects, by a name or without. A process that accepts nobody must not keep this one waiting.
-fn connect_now(socket: &Path, name: Option<&SocketAddrUnix>) -> io::Result<UnixStream> {
+/// Connects, by a name or without. A process that does not accept must not keep this one waiting.
+pub(super) fn connect_now(socket: &Path, name: Option<&SocketAddrUnix>) -> io::Result<UnixStream> {
     use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, connect, socket_with};
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let stream = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
@@ -160,56 +165,21 @@ fn connect_now(socket: &Path, name: Option<&SocketAddrUnix>) -> io::Result<UnixS
     Ok(stream.into())
 }
 
-fn read(mut stream: UnixStream) -> io::Result<Process> {
-    let deadline = Instant::now() + ANSWER_TIMEOUT;
-    let mut answer = Vec::new();
-    let mut piece = vec![0u8; 64 << 10];
-    loop {
-        let left = deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Err(io::ErrorKind::TimedOut.into());
-        }
-        stream.set_read_timeout(Some(left))?;
-        match stream.read(&mut piece) {
-            Ok(0) => break,
-            Ok(n) => answer.extend_from_slice(piece.get(..n).unwrap_or_default()),
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                return Err(io::ErrorKind::TimedOut.into());
-            }
-            Err(error) => return Err(error),
-        }
-        if answer.len() > MAX_LEN {
-            return Err(io::ErrorKind::FileTooLarge.into());
-        }
-    }
-    serde_json::from_slice(&answer)
-        .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
-}
-
 #[cfg(test)]
 mod tests {
-    use std::io::Write;
     use std::os::unix::net::UnixListener;
 
     use super::*;
 
     #[test]
-    fn only_the_process_that_was_meant_is_asked_and_it_cannot_keep_the_asker_waiting() {
-        let path = std::env::temp_dir().join(format!("smc-ask-{}.sock", std::process::id()));
+    fn a_process_that_accepts_nobody_keeps_nobody_waiting_and_only_the_one_meant_is_captured() {
+        let own_directory = smc_test_support::TestDir::new();
+        let path = own_directory.path("ask.sock");
         let listener = UnixListener::bind(&path).unwrap();
         let own = std::process::id();
-        let thread = std::thread::spawn(move || {
-            // The first one has asked for another process, and sends nothing.
-            drop(listener.accept().unwrap());
-            let report = serde_json::to_vec(&Process { pid: 1, ..Process::default() }).unwrap();
-            listener.accept().unwrap().0.write_all(&report).unwrap();
-            listener
-        });
-        let error = ask_process(&path, own + 1).unwrap_err();
+        let error = capture(&path, own + 1).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::PermissionDenied);
-        assert_eq!(ask_process(&path, own).unwrap().pid, own, "whatever it says");
-        let _listener = thread.join().unwrap();
+        capture(&path, own).unwrap();
         let mut waiting = Vec::new();
         let full = loop {
             match connect_now(&path, None) {
@@ -218,7 +188,9 @@ mod tests {
             }
         };
         assert_eq!(full.kind(), io::ErrorKind::WouldBlock);
-        fs::remove_file(&path).unwrap();
+        let asked = [capture(&path, own).map(drop), super::super::ask(&path).map(drop)];
+        assert!(asked.iter().all(|asked| asked.as_ref().is_err_and(|e| e.kind() == full.kind())));
+        drop(listener);
     }
 
     #[test]

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use smc_core::wire::ids::Eid;
 
 use super::reason::Reason;
+use super::report_reader::first;
 use super::tcp_connections::{TcpConnections, TcpSocket};
 use crate::info::{
     CarrierChanges, ConnectionInfo, ConnectionSnapshot, LinkGroupInfo, RnicInfo, SmcdInfo, SmcrInfo,
@@ -16,8 +17,8 @@ use ism_sys::tcp_counts;
 
 /// Version of the document.
 pub const VERSION: u32 = 1;
-/// Connections that are listed at most; more are only counted.
-const MAX_CONNECTIONS: usize = 10_000;
+/// The most connections listed by a process; more are only counted.
+pub const MAX_CONNECTIONS: usize = 10_000;
 
 /// A process with a stack.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -29,19 +30,23 @@ pub struct Process {
     /// Name of the program.
     pub program: String,
     /// Devices of the configuration.
+    #[serde(deserialize_with = "first::<64, _, _>")]
     pub devices: Vec<DeviceInfo>,
-    /// RNIC ports that SMC-R may use.
+    /// RNIC ports usable by SMC-R.
+    #[serde(deserialize_with = "first::<64, _, _>")]
     pub rnics: Vec<RnicInfo>,
     /// The reason for no SMC-R, if there is none.
     pub no_rdma: Option<String>,
     /// Link groups of SMC-R.
+    #[serde(deserialize_with = "first::<256, _, _>")]
     pub groups: Vec<LinkGroupInfo>,
-    /// Connections: SMC ones, and TCP ones that the library still holds.
+    /// Connections: SMC ones, and TCP ones still held by the library.
+    #[serde(deserialize_with = "first::<MAX_CONNECTIONS, _, _>")]
     pub connections: Vec<Connection>,
     /// Number of connections left out of the list.
     pub omitted: usize,
-    /// What was learned of the servers and listeners of the program. Its processes share that.
-    #[serde(default)]
+    /// Statistics of the servers and listeners of the program, shared by its processes.
+    #[serde(default, deserialize_with = "first::<512, _, _>")]
     pub endpoints: Vec<EndpointTraffic>,
     /// Totals since the start.
     pub totals: Handshakes,
@@ -78,7 +83,8 @@ pub struct Handshakes {
     pub peers: usize,
     /// DMBs kept for the next connection.
     pub pooled: usize,
-    /// Why connections went on as TCP.
+    /// The reasons for connections that continued as TCP.
+    #[serde(deserialize_with = "first::<64, _, _>")]
     pub reasons: Vec<Reason>,
     /// Bytes sent by connections on SMC, ended ones included. Bytes sent over TCP after the loss of the
     /// device are among them.
@@ -153,6 +159,7 @@ impl Process {
 
 /// The name of the program as `ps` shows it.
 fn program() -> String {
+    let _making = ism_sys::making();
     std::fs::read_to_string("/proc/self/comm").unwrap_or_default().trim_end().to_owned()
 }
 
