@@ -12,6 +12,7 @@
 mod paths;
 mod reason;
 mod report;
+mod report_reader;
 mod server;
 mod tcp_connections;
 mod tcp_notes;
@@ -19,10 +20,13 @@ mod tcp_notes;
 mod tests;
 
 pub use crate::capture::{Direction, Record};
-pub use paths::{ask, ask_process, capture, find, path_in};
+pub use paths::{capture, find, path_in};
 pub use reason::Reason;
-pub use report::{Connection, DeviceInfo, Handshakes, Process, VERSION, tcp_state};
+pub use report::{
+    Connection, DeviceInfo, Handshakes, MAX_CONNECTIONS, Process, VERSION, tcp_state,
+};
+pub use report_reader::{ReportReader, ask};
 pub use tcp_notes::{TcpReasonReader, TcpReasons};
 
-pub(super) use server::Server;
+pub(super) use server::{OwnReport, Server};
 pub(super) use tcp_connections::{TcpConnections, TcpSocket};

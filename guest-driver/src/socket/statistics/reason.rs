@@ -62,10 +62,17 @@ impl Reason {
         }
     }
 
-    /// A connection that the process has and of which nobody has noted why it is TCP.
+    /// A reason reported by another process. Its number selects one of the few known reasons.
+    #[must_use]
+    pub fn of_other(&self) -> Reason {
+        let side = if self.side == Side::Peer.word() { Side::Peer } else { Side::Here };
+        Reason::new(self.code, side.word(), &self.says, self.count)
+    }
+
+    /// A connection of the process without a noted reason for TCP.
     pub fn unnoted() -> Reason {
-        let says = "none noted: no rule names the peer, or it is not decided yet, or another program \
-                    made the connection";
+        let says = "none noted: it is not decided yet, or a program without the library made the \
+                    connection";
         Reason {
             name: "none".into(),
             side: Side::Here.word().into(),

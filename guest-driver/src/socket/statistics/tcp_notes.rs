@@ -10,27 +10,31 @@ use std::fs::File;
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use ism_sys::{SharedMem, SharedSlice};
 use rustix::fs::{FallocateFlags, FlockOperation, OFlags, fallocate, flock};
 
+use super::paths::in_place_of_planted;
 use super::reason::{Reason, Side};
 use crate::info::Fallback;
 
-/// First word of the file: what it is, and the version of its layout.
-const MAGIC: u64 = u64::from_le_bytes(*b"SMCtcpn1");
-/// Where the file says that [`HELD`] holds of it.
+/// First word of the file: its kind, and the version of its layout.
+const MAGIC: u64 = u64::from_le_bytes(*b"SMCtcpn2");
+/// Offset of the file's mark [`HELD`].
 const HOLDING: usize = 8;
 /// The file has a lock for as long as a process has it mapped. The lock belongs to the open file, kept
 /// by the mapping after the descriptor is closed, so the kernel removes the lock when the process ends.
 const HELD: u64 = 1;
 /// The most different reasons. Further ones share the last place.
 const REASONS: usize = 32;
-/// Bytes of the sentence of a reason at most.
-const TEXT: usize = 240;
-/// Bytes of a reason: its key, the length of the sentence, and the sentence.
-const REASON: usize = 16 + TEXT;
+/// The most bytes of the sentence of a reason.
+const TEXT: usize = 232;
+/// Bytes of a reason: its key, the length of the sentence, the connections, and the sentence.
+const REASON: usize = 24 + TEXT;
+/// Offset of the number of connections in a reason.
+const COUNT: usize = 16;
 /// First byte of the reasons.
 const FIRST_REASON: usize = 64;
 /// Descriptors with places of their own. Higher ones share them; the later note holds.
@@ -47,6 +51,7 @@ const SUFFIX: &str = ".tcp";
 /// The reasons of one process, written by it.
 #[derive(Debug)]
 pub struct TcpReasons {
+    path: PathBuf,
     memory: SharedSlice,
 }
 
@@ -57,7 +62,8 @@ fn path_in(directory: &Path) -> PathBuf {
 
 /// The process id in the name of such a file.
 pub(super) fn pid_of(name: &str) -> Option<i32> {
-    name.strip_prefix(PREFIX)?.strip_suffix(SUFFIX)?.parse().ok().filter(|pid| *pid > 0)
+    let middle = name.strip_prefix(PREFIX)?.strip_suffix(SUFFIX)?;
+    middle.split('-').next()?.parse().ok().filter(|pid| *pid > 0)
 }
 
 /// Whether no process writes to such a file any more, in any namespace. `otherwise`: the assumption for
@@ -67,7 +73,10 @@ pub(super) fn is_left(path: &Path, otherwise: impl FnOnce() -> bool) -> bool {
     let file = File::options().read(true).custom_flags(flags.bits() as i32).open(path);
     let is_held = |file: &File| {
         let mut word = [0; 8];
-        file.read_exact_at(&mut word, HOLDING as u64).is_ok() && u64::from_ne_bytes(word) == HELD
+        let is_file = file.metadata().is_ok_and(|file| file.is_file());
+        is_file
+            && file.read_exact_at(&mut word, HOLDING as u64).is_ok()
+            && u64::from_ne_bytes(word) == HELD
     };
     match file {
         Ok(file) if is_held(&file) => {
@@ -88,12 +97,16 @@ impl TcpReasons {
     /// # Errors
     /// The file cannot be made, filled or mapped.
     pub fn create(directory: &Path) -> io::Result<TcpReasons> {
-        let path = path_in(directory);
+        let mut path = path_in(directory);
         let mut options = File::options();
         options.read(true).write(true).create_new(true).mode(0o600);
         let file = match options.open(&path) {
             Err(error) if error.kind() == ErrorKind::AlreadyExists => {
-                std::fs::remove_file(&path)?;
+                match in_place_of_planted(&path, |kind| kind.is_file()) {
+                    Some(other) => path = other,
+                    // An earlier process had this id.
+                    None => std::fs::remove_file(&path)?,
+                }
                 options.open(&path)?
             }
             opened => opened?,
@@ -105,7 +118,7 @@ impl TcpReasons {
             .and_then(|memory| memory.slice(0, SIZE).map_err(io::Error::other));
         match made {
             Ok(memory) => {
-                let notes = TcpReasons { memory };
+                let notes = TcpReasons { path, memory };
                 if let (Ok(()), Some(word)) =
                     (flock(&file, FlockOperation::LockShared), notes.word(HOLDING))
                 {
@@ -124,8 +137,8 @@ impl TcpReasons {
     }
 
     /// Removes the file of this process. The memory stays.
-    pub fn remove(directory: &Path) {
-        let _ = std::fs::remove_file(path_in(directory));
+    pub fn remove(&self) {
+        let _ = std::fs::remove_file(&self.path);
     }
 
     fn word(&self, at: usize) -> Option<&AtomicU64> {
@@ -136,6 +149,11 @@ impl TcpReasons {
     /// noted.
     pub fn note(&self, fd: i32, why: &Fallback) {
         let (Some(index), Some(at)) = (self.index(why), place(fd)) else { return };
+        if !self.has(fd)
+            && let Some(count) = self.word(FIRST_REASON + index * REASON + COUNT)
+        {
+            count.fetch_add(1, Ordering::Relaxed);
+        }
         if let Some(word) = self.word(at) {
             word.store((fd as u64) << 8 | (index as u64 + 1), Ordering::Release);
         }
@@ -158,8 +176,10 @@ impl TcpReasons {
 
     /// The place of a reason, entered by its first connection.
     fn index(&self, why: &Fallback) -> Option<usize> {
-        let key = key(why);
+        let own = key(why);
         for index in 0..REASONS {
+            let is_last = index + 1 == REASONS;
+            let key = if is_last { SET } else { own };
             let at = FIRST_REASON + index * REASON;
             let word = self.word(at)?;
             let found = match word.load(Ordering::Acquire) {
@@ -168,10 +188,10 @@ impl TcpReasons {
             };
             match found {
                 Ok(_) => {
-                    let text = why.to_string();
+                    let text = if is_last { "several reasons".into() } else { why.to_string() };
                     let bytes = text.as_bytes();
                     let bytes = bytes.get(..bytes.len().min(TEXT))?;
-                    self.memory.copy_in(at + 16, bytes).ok()?;
+                    self.memory.copy_in(at + REASON - TEXT, bytes).ok()?;
                     self.word(at + 8)?.store(bytes.len() as u64, Ordering::Release);
                     return Some(index);
                 }
@@ -189,44 +209,34 @@ fn is_of(word: u64, fd: i32) -> bool {
 
 /// The key of a reason: the number, and the end.
 fn key(why: &Fallback) -> u64 {
-    let kind: u64 = match why {
-        Fallback::Handshake(_) => 0,
-        Fallback::NoDevice(_) => 1,
-        Fallback::Asked => 2,
-        Fallback::Policy => 3,
-        Fallback::DeclinedBefore => 4,
-        Fallback::TooShort => 5,
-        Fallback::NoRendezvous(_) => 6,
-        Fallback::NoRule => 7,
-        Fallback::SameProcess => 8,
-        Fallback::NoResources => 9,
-    };
     let side = match Side::of(why) {
         Side::Here => 0,
         Side::Peer => 1,
     };
-    SET | kind << 40 | side << 32 | u64::from(why.code().value())
+    SET | side << 32 | u64::from(why.code().value())
 }
 
 /// The notes of a process, as read by another one. The process may write anything there.
 #[derive(Debug)]
 pub struct TcpReasonReader {
-    reasons: Vec<Option<Reason>>,
-    file: File,
+    /// Each reason with its number of connections so far.
+    reasons: Vec<Option<(Arc<Reason>, u64)>>,
+    bytes: Vec<u8>,
 }
 
 impl TcpReasonReader {
-    /// Whether a path is that of such a file.
-    pub fn is_path(path: &Path) -> bool {
-        path.file_name().and_then(|name| name.to_str()).and_then(pid_of).is_some()
+    /// The process with such a file, by the name in the path: the id in the process's own view.
+    pub fn process_of(path: &Path) -> Option<u32> {
+        let pid = path.file_name().and_then(|name| name.to_str()).and_then(pid_of)?;
+        u32::try_from(pid).ok()
     }
 
     /// Reads the file of a process, opened for reading.
     ///
     /// # Errors
-    /// It cannot be read, or is no such file.
-    pub fn read(file: File) -> io::Result<TcpReasonReader> {
-        let mut bytes = vec![0; FIRST_PLACE];
+    /// The file cannot be read, or is of another kind.
+    pub fn read(file: &File) -> io::Result<TcpReasonReader> {
+        let mut bytes = vec![0; SIZE];
         file.read_exact_at(&mut bytes, 0)?;
         if word(&bytes, 0) != Some(MAGIC) {
             return Err(ErrorKind::InvalidData.into());
@@ -234,25 +244,31 @@ impl TcpReasonReader {
         let reasons = (0..REASONS).map(|index| {
             let at = FIRST_REASON + index * REASON;
             let (key, length) = (word(&bytes, at)?, word(&bytes, at + 8)?);
+            let count = word(&bytes, at + COUNT)?;
             let length = usize::try_from(length).ok().filter(|length| *length <= TEXT)?;
             if key & SET == 0 {
                 return None;
             }
             let side = if key >> 32 & 1 == 0 { Side::Here } else { Side::Peer };
-            let says = String::from_utf8_lossy(bytes.get(at + 16..at + 16 + length)?);
+            let says = String::from_utf8_lossy(bytes.get(at + REASON - TEXT..)?.get(..length)?);
             // The low half of the key.
-            Some(Reason::new(key as u32, side.word(), &says, 1))
+            let reason = Arc::new(Reason::new(key as u32, side.word(), &says, 1));
+            Some((reason, count))
         });
-        Ok(TcpReasonReader { reasons: reasons.collect(), file })
+        Ok(TcpReasonReader { reasons: reasons.collect(), bytes })
     }
 
-    /// The reason that is noted on a descriptor of the process.
-    pub fn reason(&self, fd: i32) -> Option<&Reason> {
-        let mut bytes = [0; 8];
-        self.file.read_exact_at(&mut bytes, place(fd)? as u64).ok()?;
-        let word = u64::from_ne_bytes(bytes);
+    /// The reasons with the numbers of the process's connections, ended ones included.
+    pub fn counts(&self) -> Vec<Reason> {
+        let counted = self.reasons.iter().flatten().filter(|(_, count)| *count > 0);
+        counted.map(|(reason, count)| Reason { count: *count, ..Reason::clone(reason) }).collect()
+    }
+
+    /// The reason noted on a descriptor of the process.
+    pub fn reason(&self, fd: i32) -> Option<&Arc<Reason>> {
+        let word = word(&self.bytes, place(fd)?)?;
         let index = usize::try_from(word & 0xff).ok()?.checked_sub(1)?;
-        self.reasons.get(index).filter(|_| is_of(word, fd))?.as_ref()
+        self.reasons.get(index).filter(|_| is_of(word, fd))?.as_ref().map(|(reason, _)| reason)
     }
 }
 
@@ -262,14 +278,13 @@ fn word(bytes: &[u8], at: usize) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
-    use smc_core::handshake::FallbackReason;
+    use smc_core::handshake::{DeclineCode, FallbackReason};
 
     use super::*;
 
     #[test]
     fn a_reader_finds_what_was_noted_and_believes_nothing_else() {
-        let dir = std::env::temp_dir().join(format!("smc-notes-{}", std::process::id()));
-        std::fs::create_dir_all(&dir).unwrap();
+        let dir = smc_test_support::TestDir::new();
         // An earlier process had the id.
         std::fs::write(path_in(&dir), "old").unwrap();
         let notes = TcpReasons::create(&dir).unwrap();
@@ -282,17 +297,29 @@ mod tests {
         notes.forget(shared);
         notes.forget(9);
         let path = path_in(&dir);
-        assert!(
-            TcpReasonReader::is_path(&path)
-                && !TcpReasonReader::is_path(Path::new("/x/process-7.sock"))
-        );
-        let read = || TcpReasonReader::read(File::open(&path).unwrap());
-        let found = read().unwrap();
-        let says = |fd| found.reason(fd).map(|reason| (reason.side.as_str(), reason.says.clone()));
-        assert_eq!(says(7), Some(("here", Fallback::Policy.to_string())));
-        assert_eq!(says(8), Some(("peer", peer.to_string())));
+        let process_of = |path: &Path| TcpReasonReader::process_of(path);
+        assert_eq!(process_of(&path), Some(std::process::id()));
+        assert_eq!(process_of(Path::new("/x/process-7-a.tcp")), Some(7));
+        assert_eq!(process_of(Path::new("/x/process-7.sock")), None);
+        let read = |path: &Path| TcpReasonReader::read(&File::open(path).unwrap());
+        let says = |fd| {
+            let found = read(&path).unwrap();
+            found.reason(fd).map(|reason| (reason.side.clone(), reason.says.clone()))
+        };
+        assert_eq!(says(7), Some(("here".to_owned(), Fallback::Policy.to_string())));
+        assert_eq!(says(8), Some(("peer".to_owned(), peer.to_string())));
         assert_eq!([says(9), says(shared), says(-1)], [None, None, None]);
-        // The later one has the place.
+        // Ended connections stay counted, and a second note on a connection does not count.
+        notes.note(8, &Fallback::Policy);
+        notes.forget(8);
+        notes.note(8, &peer);
+        let counts = |code: DeclineCode| {
+            let counts = read(&path).unwrap().counts();
+            counts.iter().find(|reason| reason.code == code.value()).map(|reason| reason.count)
+        };
+        let codes = [DeclineCode::Policy, DeclineCode::PeerNoSmc, DeclineCode::TooShort];
+        assert_eq!(codes.map(counts), [Some(1), Some(2), Some(1)]);
+        // The later note has the place.
         notes.note(shared, &Fallback::Policy);
         assert!(says(7).is_none() && says(shared).is_some());
 
@@ -302,30 +329,45 @@ mod tests {
             let mut bytes = std::fs::read(&path).unwrap();
             bytes[8..].fill(value);
             std::fs::write(&planted, &bytes).unwrap();
-            let planted_notes = TcpReasonReader::read(File::open(&planted).unwrap()).unwrap();
-            assert!((0..100).all(|fd| planted_notes.reason(fd).is_none()));
-            std::fs::write(&planted, &bytes[..FIRST_PLACE - 1]).unwrap();
-            assert!(planted_notes.reason(5).is_none(), "cut off under the reader");
-            assert!(TcpReasonReader::read(File::open(&planted).unwrap()).is_err(), "too short");
+            assert!((0..100).all(|fd| read(&planted).unwrap().reason(fd).is_none()));
+            std::fs::write(&planted, &bytes[..SIZE - 1]).unwrap();
+            assert!(read(&planted).is_err(), "too short");
         }
-        TcpReasons::remove(&dir);
+        notes.remove();
         assert!(!path.exists());
         notes.note(10, &Fallback::Policy);
-        std::fs::remove_dir_all(&dir).unwrap();
     }
 
     #[test]
-    fn more_reasons_than_places_are_left_out() {
-        let dir = std::env::temp_dir().join(format!("smc-notes-many-{}", std::process::id()));
-        std::fs::create_dir_all(&dir).unwrap();
+    fn what_another_user_has_put_in_the_place_of_the_file_is_left_there() {
+        let dir = smc_test_support::TestDir::new();
+        // No file of this kind, like another user's in a directory where each user removes only its
+        // own.
+        std::fs::create_dir(path_in(&dir)).unwrap();
         let notes = TcpReasons::create(&dir).unwrap();
-        for index in 0..REASONS {
+        notes.note(7, &Fallback::Policy);
+        assert_eq!(TcpReasonReader::process_of(&notes.path), Some(std::process::id()));
+        assert!(path_in(&dir).is_dir() && notes.path.is_file());
+        let read = TcpReasonReader::read(&File::open(&notes.path).unwrap()).unwrap();
+        assert!(read.reason(7).is_some());
+        notes.remove();
+        assert!(!notes.path.exists());
+    }
+
+    #[test]
+    fn more_reasons_than_places_are_counted_together() {
+        let dir = smc_test_support::TestDir::new();
+        let notes = TcpReasons::create(&dir).unwrap();
+        for index in 0..REASONS - 1 {
             let word = notes.word(FIRST_REASON + index * REASON).unwrap();
             word.store(SET | index as u64, Ordering::Relaxed);
         }
-        notes.note(3, &Fallback::Policy);
-        assert!(!notes.has(3));
-        TcpReasons::remove(&dir);
-        std::fs::remove_dir_all(&dir).unwrap();
+        for fd in [3, 4, 4] {
+            notes.note(fd, &Fallback::Policy);
+        }
+        let counts = TcpReasonReader::read(&File::open(path_in(&dir)).unwrap()).unwrap().counts();
+        let [several] = &counts[..] else { panic!("{counts:?}") };
+        assert_eq!((several.code, several.count), (0, 2));
+        notes.remove();
     }
 }
