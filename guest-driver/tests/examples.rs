@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::OnceLock;
 use std::sync::mpsc;
-use std::time::Duration;
 
+use smc_test_support::{TIMEOUT, TestDir};
 use vhost_device_ism::Daemon;
 use vhost_device_ism::config::GuestSpec;
 
@@ -21,10 +21,7 @@ const ECHO: &[&str] = if cfg!(feature = "tokio") {
 } else {
     &["blocking", "poller"]
 };
-/// How long a client may take.
-const TIMEOUT: Duration = Duration::from_secs(20);
-
-/// The built example. Cargo builds no examples for a test that is named by `--test`.
+/// The built example. Cargo builds no examples for a test selected by `--test`.
 fn example(name: &str) -> PathBuf {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     let dir = BUILT.get_or_init(|| {
@@ -46,13 +43,12 @@ fn example(name: &str) -> PathBuf {
 /// A daemon with a device pool.
 struct Fabric {
     daemon: Daemon,
-    dir: PathBuf,
+    dir: TestDir,
 }
 
 impl Fabric {
-    fn new(name: &str) -> Fabric {
-        let dir = std::env::temp_dir().join(format!("smc-examples-{}-{name}", std::process::id()));
-        std::fs::create_dir_all(&dir).unwrap();
+    fn new(_name: &str) -> Fabric {
+        let dir = TestDir::new();
         let daemon = Daemon::start(vhost_device_ism::Config::default()).unwrap();
         let mut pool = GuestSpec::new(dir.join("any.sock"));
         pool.devices = Some(8);
@@ -69,7 +65,6 @@ impl Fabric {
 
     fn end(self) {
         self.daemon.stop();
-        std::fs::remove_dir_all(&self.dir).unwrap();
     }
 }
 

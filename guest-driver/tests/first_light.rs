@@ -2,7 +2,6 @@
 //! The thinnest real path: a daemon, two stacks, one TCP connect, one handshake, bytes both ways.
 
 use std::io::{Read, Write};
-use std::time::Duration;
 
 use guest_driver::{Config, ConnectionInfo, SmcListener, SmcStream, Stack};
 use vhost_device_ism::Daemon;
@@ -11,8 +10,7 @@ use vhost_device_ism::config::GuestSpec;
 // Shows: CDC-46, SOCK-19.
 #[test]
 fn two_stacks_talk_through_the_device() {
-    let dir = std::env::temp_dir().join(format!("smc-first-{}", std::process::id()));
-    std::fs::create_dir_all(&dir).unwrap();
+    let dir = smc_test_support::TestDir::new();
     let daemon = Daemon::start(vhost_device_ism::Config::default()).unwrap();
     let sockets = ["a", "b"].map(|name| dir.join(name));
     for socket in &sockets {
@@ -35,7 +33,7 @@ fn two_stacks_talk_through_the_device() {
     });
     for first_contact in [true, false] {
         let mut stream = SmcStream::connect(&client, addr).unwrap();
-        stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        stream.set_read_timeout(Some(smc_test_support::TIMEOUT)).unwrap();
         let ConnectionInfo::Smcd(info) = stream.info() else { panic!("{}", stream.info()) };
         assert_eq!(info.first_contact, first_contact);
         let data: Vec<u8> = (0..300_000u32).map(|i| (i * 7 % 251) as u8).collect();

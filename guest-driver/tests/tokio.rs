@@ -10,8 +10,7 @@ use vhost_device_ism::config::GuestSpec;
 
 #[tokio::test]
 async fn twenty_connections_echo_on_one_thread() {
-    let dir = std::env::temp_dir().join(format!("smc-tokio-{}", std::process::id()));
-    std::fs::create_dir_all(&dir).unwrap();
+    let dir = smc_test_support::TestDir::new();
     let daemon = Daemon::start(vhost_device_ism::Config::default()).unwrap();
     let sockets = ["a", "b"].map(|name| dir.join(name));
     for socket in &sockets {

@@ -5,13 +5,12 @@
 
 use std::io::{Read, Write};
 use std::net::SocketAddr;
-use std::path::PathBuf;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use guest_driver::socket::tokio::{AsyncSmcListener, AsyncSmcStream};
 use guest_driver::{Config, SmcListener, SmcStream, Stack};
+use smc_test_support::TestDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, split};
 use tokio::runtime::{Builder, Runtime};
 use vhost_device_ism::Daemon;
@@ -23,7 +22,7 @@ static ALONE: RwLock<()> = RwLock::new(());
 /// A fabric with one device for servers and one for clients.
 struct Fabric {
     others: Option<RwLockReadGuard<'static, ()>>,
-    dir: PathBuf,
+    dir: TestDir,
     daemon: Option<Daemon>,
     server: Arc<Stack>,
     client: Arc<Stack>,
@@ -38,15 +37,14 @@ impl Fabric {
     }
 
     fn alone(spin: Duration) -> Fabric {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let n = NEXT.fetch_add(1, Ordering::Relaxed);
-        let dir = std::env::temp_dir().join(format!("smc-watcher-{}-{n}", std::process::id()));
-        std::fs::create_dir_all(&dir).unwrap();
+        let dir = TestDir::new();
         let daemon = Daemon::start(vhost_device_ism::Config::default()).unwrap();
         let [server, client] = ["a", "b"].map(|name| {
             daemon.add_guest(GuestSpec::new(dir.join(name))).unwrap();
             let mut config = Config::new(dir.join(name));
             config.spin = spin;
+            // The end of the daemon is an end of connections here.
+            config.outlive_device = false;
             Stack::open(config).unwrap()
         });
         Fabric { others: None, dir, daemon: Some(daemon), server, client }
@@ -140,7 +138,7 @@ fn a_task_is_woken_however_long_nothing_has_come() {
                 for (n, pause) in pauses.into_iter().cycle().take(18).enumerate() {
                     // Once with each length, and short ones again and again.
                     std::thread::sleep(if n < 6 { pause } else { pause.min(pauses[2]) });
-                    let begun = Instant::now();
+                    let begun = smc_test_support::Stopwatch::start();
                     client.write_all(&[n as u8]).unwrap();
                     client.read_exact(&mut byte).unwrap();
                     assert_eq!(byte, [n as u8]);

@@ -2,8 +2,7 @@
 //! Forks after a stack was opened. The child of a fork has the memory of its parent and none of the threads,
 //! so the child must not touch the parent's stacks.
 
-use std::sync::Once;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use crate::error::Error;
 
@@ -23,12 +22,16 @@ pub(crate) struct Generation(u32);
 impl Generation {
     /// The generation of this process.
     pub(crate) fn current() -> Generation {
-        static FOLLOW: Once = Once::new();
-        FOLLOW.call_once(|| {
+        static FOLLOWS: AtomicBool = AtomicBool::new(false);
+        // Two threads at once make two entries, and a child of a fork waits for neither. Each entry
+        // makes the number of a child another one.
+        if !FOLLOWS.load(Ordering::Acquire) {
             // SAFETY: the function only adds to a number, and the library is never unmapped. Without
             // memory for the entry a child is not told from its parent, as without this library.
             unsafe { libc::pthread_atfork(None, None, Some(note)) };
-        });
+            // Release: partner of the Acquire above; a thread reading `true` has the entry.
+            FOLLOWS.store(true, Ordering::Release);
+        }
         Generation(FORKS.load(Ordering::Relaxed))
     }
 

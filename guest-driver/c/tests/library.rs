@@ -221,7 +221,7 @@ fn sockets_outlive_their_stack_and_a_closed_peer_raises_no_signal() {
 }
 
 #[test]
-fn the_end_of_the_daemon_is_an_error_and_later_connections_are_tcp() {
+fn connections_outlive_the_daemon_and_later_ones_are_tcp() {
     for carrier in ["smc", "tcp"] {
         let mut bed = Bed::new();
         let program = bed.compile(&["cc", "-std=c11"], "tests/calls.c");

@@ -7,11 +7,10 @@
 
 mod common;
 
-use std::net::TcpListener;
+use smc_test_support::{eventually, free_port, listens};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
 
 use common::{Bed, here, output};
 
@@ -59,27 +58,11 @@ fn programs() -> PathBuf {
     dir
 }
 
-fn eventually(what: &str, check: impl Fn() -> bool) {
-    let begun = Instant::now();
-    while !check() {
-        assert!(begun.elapsed() < Duration::from_secs(20), "{what}");
-        std::thread::sleep(Duration::from_millis(10));
-    }
-}
-
-/// Whether a process listens on the port.
-fn listens(port: u16) -> bool {
-    let tables = ["tcp", "tcp6"].map(|name| std::fs::read_to_string(format!("/proc/net/{name}")));
-    let wanted = format!(":{port:04X} ");
-    let is_it = |line: &str| line.contains(&wanted) && line.contains(" 0A ");
-    tables.iter().flatten().any(|table| table.lines().any(is_it))
-}
-
 #[test]
 fn commands_of_the_page_echo_by_smc_d_in_rust_and_c() {
     let bed = Bed::new();
     let programs = programs();
-    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let port = free_port();
     let pool = bed.path("page.sock");
     let shell = |command: &str, device: Option<&Path>| {
         let mut shell = Command::new("bash");
@@ -110,12 +93,16 @@ fn commands_of_the_page_echo_by_smc_d_in_rust_and_c() {
             device = variables.split_once(" SMC_DEVICE=").map(|(_, path)| PathBuf::from(path));
         } else if let Some(words) = words.strip_suffix(" & sleep 1") {
             let mut server = shell(&format!("exec {words}"), device.as_deref());
-            server.stdout(Stdio::null()).stderr(Stdio::null()).process_group(0);
-            running.push(Running(server.spawn().unwrap()));
-            eventually(&command, || match words.starts_with("smc fabric") {
-                true => pool.exists(),
-                false => listens(port),
+            let server = server.stdout(Stdio::null()).process_group(0).spawn().unwrap();
+            let mut server = Running(server);
+            eventually(&command, || {
+                assert_eq!(server.0.try_wait().unwrap(), None, "{command}: it has ended");
+                match words.starts_with("smc fabric") {
+                    true => pool.exists(),
+                    false => listens("self", port),
+                }
             });
+            running.push(server);
         } else {
             let said = output(&mut shell(&words, device.as_deref()));
             if words.contains(" client ") {

@@ -222,7 +222,7 @@ mod tests {
         (tcp, Link::new(listener.accept().unwrap().0).unwrap())
     }
 
-    const SOON: Duration = Duration::from_secs(5);
+    use smc_test_support::TIMEOUT as SOON;
 
     #[test]
     fn messages_are_told_from_data_whatever_the_segments() {

@@ -159,10 +159,10 @@ fn wireshark_reads_what_the_suite_sends() {
         .filter(|base| !base.starts_with("llc-"))
         .collect();
     let messages: Vec<Message> = bases.iter().map(|base| encode(base)).collect();
-    let path = std::env::temp_dir().join(format!("conform-{}.pcap", std::process::id()));
+    let own = smc_test_support::TestDir::new();
+    let path = own.path("messages.pcap");
     std::fs::write(&path, capture(&messages)).unwrap();
     let output = Command::new("tshark").arg("-r").arg(&path).args(["-T", "pdml"]).output().unwrap();
-    std::fs::remove_file(&path).unwrap();
     let pdml = String::from_utf8_lossy(&output.stdout);
     let bad = pdml.split("<packet>").skip(1).zip(&bases);
     let bad = bad.filter(|(packet, _)| packet.contains("_ws.malformed")).map(|(_, base)| *base);

@@ -67,12 +67,9 @@ fn pass(mut from: TcpStream, mut to: TcpStream) {
 }
 
 fn play(only: &str, time_factor: u32) -> Results {
-    let name = format!("conform-again-{}-{only}-{time_factor}", std::process::id());
-    let directory = std::env::temp_dir().join(name);
-    std::fs::create_dir_all(&directory).unwrap();
-    std::fs::write(directory.join("mine.toml"), CASES).unwrap();
+    let directory = smc_test_support::TestDir::new();
+    std::fs::write(directory.path("mine.toml"), CASES).unwrap();
     let all = Cases::load(Some(&directory)).unwrap();
-    std::fs::remove_dir_all(&directory).unwrap();
     let server = Server::start(Host::of(Kinds::SMCD_V2), Fault::NONE);
     let options = Options {
         target: Target::Server(between(server.address)),

@@ -562,8 +562,11 @@ impl std::fmt::Display for PassedOn {
 
 /// Duplicates a descriptor to a high number, close-on-exec.
 fn duplicate_high(fd: BorrowedFd<'_>) -> io::Result<OwnedFd> {
-    let mut result = Err(rustix::io::Errno::MFILE);
+    let mut result = ism_sys::duplicate_beyond_limit(fd);
     for floor in PASSED_FROM {
+        if result.is_ok() {
+            break;
+        }
         result = rustix::io::fcntl_dupfd_cloexec(fd, floor);
         // The floor is beyond the limit, or no number from there to the limit is free.
         if !matches!(result, Err(rustix::io::Errno::INVAL | rustix::io::Errno::MFILE)) {
@@ -586,7 +589,10 @@ fn bind(addr: &SocketAddr, prepare: impl FnOnce(BorrowedFd<'_>)) -> io::Result<T
 
 fn of_this_program(policy: Policy) -> Policy {
     match std::env::current_exe() {
-        Ok(executable) => policy.of_program(&executable),
+        Ok(executable) => {
+            let started_as = ism_sys::started_as().unwrap_or_else(|| executable.clone());
+            policy.of_program_started_as(&executable, &started_as)
+        }
         Err(_) => policy,
     }
 }

@@ -170,15 +170,23 @@ impl Policy {
         Self::parse(&read_text(path, MAX_FILE).map_err(file)?)
     }
 
-    /// The rules that concern a program, given the path of its executable.
-    pub fn of_program(mut self, executable: &Path) -> Policy {
-        let path = executable.to_string_lossy();
+    /// The rules for a program, given the path of its executable.
+    pub fn of_program(self, executable: &Path) -> Policy {
+        self.of_program_started_as(executable, executable)
+    }
+
+    /// Like [`Policy::of_program`], for a program possibly started by another path: by a link to its
+    /// executable, or as the interpreter of a script.
+    pub fn of_program_started_as(mut self, executable: &Path, started_as: &Path) -> Policy {
+        let texts = [executable, started_as].map(|path| path.to_string_lossy());
         // The kernel appends this when the file has been replaced since.
-        let path = path.strip_suffix(" (deleted)").unwrap_or(&path);
-        let name = path.rsplit('/').next().unwrap_or(path);
+        let paths = texts.each_ref().map(|path| path.strip_suffix(" (deleted)").unwrap_or(path));
+        let is_path =
+            |program: &str, path: &str| program == path || Some(program) == path.rsplit('/').next();
         self.rules.retain_mut(|rule| {
             let all = rule.programs.is_empty();
-            let named = rule.programs.iter().any(|program| program == path || program == name);
+            let is_named = |program: &String| paths.iter().any(|path| is_path(program, path));
+            let named = rule.programs.iter().any(is_named);
             rule.programs.clear();
             all || named
         });

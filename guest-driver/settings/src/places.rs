@@ -304,26 +304,19 @@ pub fn probe(socket: &Path) -> io::Result<()> {
 mod tests {
     use std::os::unix::net::UnixListener;
 
+    use smc_test_support::TestDir;
+
     use super::*;
 
-    struct TestDirectory(PathBuf);
+    struct TestDirectory(TestDir);
 
     impl TestDirectory {
-        fn new(name: &str) -> TestDirectory {
-            let path =
-                std::env::temp_dir().join(format!("smc-place-{name}-{}", std::process::id()));
-            std::fs::create_dir_all(&path).unwrap();
-            TestDirectory(path)
+        fn new(_name: &str) -> TestDirectory {
+            TestDirectory(TestDir::new())
         }
 
         fn looked(&self, place: Place) -> PlaceReport {
-            PlaceReport::in_directory(place, self.0.clone())
-        }
-    }
-
-    impl Drop for TestDirectory {
-        fn drop(&mut self) {
-            let _ = std::fs::remove_dir_all(&self.0);
+            PlaceReport::in_directory(place, self.0.to_owned())
         }
     }
 

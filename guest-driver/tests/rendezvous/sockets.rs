@@ -3,12 +3,12 @@
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use guest_driver::{Config, ConnectionInfo, Fallback, SmcListener, SmcStream, Stack};
 use smc_rendezvous::{Mode, PROPOSAL_TIMEOUT, Policy};
+use smc_test_support::TestDir;
 use vhost_device_ism::Daemon;
 use vhost_device_ism::config::GuestSpec;
 
@@ -16,21 +16,17 @@ use super::wire::{Fate, Wire, there};
 use super::{any, ask_at, attach, bed};
 
 /// A test waits this long for a server to end a connection.
-const TIMEOUT: Duration = Duration::from_secs(20);
+use smc_test_support::TIMEOUT;
 
 /// A fabric of two devices.
 struct Fabric {
     _daemon: Daemon,
-    dir: PathBuf,
+    dir: TestDir,
 }
 
 impl Fabric {
     fn new() -> Fabric {
-        static NEXT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
-        let n = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        let name = format!("smc-rendezvous-{}-{n}", std::process::id());
-        let dir = std::env::temp_dir().join(name);
-        std::fs::create_dir_all(&dir).unwrap();
+        let dir = TestDir::new();
         let daemon = Daemon::start(vhost_device_ism::Config::default()).unwrap();
         for name in ["server", "client"] {
             daemon.add_guest(GuestSpec::new(dir.join(name))).unwrap();
@@ -49,12 +45,6 @@ impl Fabric {
         // A wait for this time-out is noticed.
         config.detect_timeout = Duration::from_secs(20);
         config
-    }
-}
-
-impl Drop for Fabric {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.dir);
     }
 }
 
@@ -130,7 +120,7 @@ fn a_plain_client_is_served_at_once() {
         let stack = fabric.stack("server", Mode::Required, "");
         let listener = SmcListener::bind(&stack, any(0)).unwrap();
         let client = TcpStream::connect(here(&listener)).unwrap();
-        let start = Instant::now();
+        let start = smc_test_support::Stopwatch::start();
         let (server, _) = listener.accept().unwrap();
         greet(&server, &client);
         assert!(start.elapsed() < Duration::from_secs(10), "nobody looked for a Proposal");
@@ -162,7 +152,7 @@ fn stripped_options_leave_tcp() {
         stripped(mode, from_synack, |client, listener| {
             let to = here(&listener);
             let accepted = std::thread::spawn(move || listener.accept().unwrap().0);
-            let start = Instant::now();
+            let start = smc_test_support::Stopwatch::start();
             let mut stream = SmcStream::connect(client, to).unwrap();
             assert!(matches!(reason(&stream), Fallback::Handshake(_)), "{}", stream.info());
             stream.write_all(b"GET /").unwrap();

@@ -7,8 +7,8 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU32, Ordering};
 
+use smc_test_support::TestDir;
 use vhost_device_ism::Daemon;
 use vhost_device_ism::config::GuestSpec;
 
@@ -52,15 +52,13 @@ pub fn output(command: &mut Command) -> String {
 
 /// A directory with an installed library, a daemon, and programs.
 pub struct Bed {
-    pub dir: PathBuf,
+    pub dir: TestDir,
     daemon: Option<Daemon>,
 }
 
 impl Bed {
     pub fn new() -> Bed {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let dir = std::env::temp_dir().join(format!("smc-c-{}-{number}", std::process::id()));
+        let dir = TestDir::for_programs();
         for sub in ["lib/pkgconfig", "include"] {
             std::fs::create_dir_all(dir.join(sub)).unwrap();
         }

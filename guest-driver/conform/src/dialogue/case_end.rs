@@ -38,6 +38,7 @@ const INTERNAL: u64 = 0x0999;
 pub(super) fn is_of_load(event: &Event) -> bool {
     match event {
         Event::Nothing => true,
+        Event::Message(message) if message.kind == Kind::Proposal => true,
         Event::Message(message) if message.kind == Kind::Decline => {
             let diagnosis = message.number("diagnosis");
             diagnosis == NO_MEMORY || diagnosis >> 16 == INTERNAL
@@ -70,6 +71,8 @@ mod tests {
             assert!(!is_of_load(&decline(diagnosis)), "{diagnosis:#x}");
         }
         assert!(is_of_load(&Event::Nothing));
+        let table = "message = 'proposal'\nform = 1\nv1_types = 0".parse().unwrap();
+        assert!(is_of_load(&Event::Message(encode(&table, &Scope::default()).unwrap())));
         assert!(!is_of_load(&Event::End) && !is_of_load(&Event::Data(vec![1])));
     }
 }

@@ -124,7 +124,7 @@ async fn connect(socket: &Path) -> Result<client::Grpc<Channel>, Status> {
     let failed = |error: tonic::transport::Error| Status::unavailable(error.to_string());
     let endpoint = Endpoint::from_shared(format!("unix:{}", socket.display())).unwrap();
     let dial = endpoint.connect();
-    let channel = tokio::time::timeout(Duration::from_secs(10), dial).await;
+    let channel = tokio::time::timeout(smc_test_support::TIMEOUT, dial).await;
     let channel = channel.map_err(|_| Status::unavailable("failed to dial the plugin"))?;
     let mut client = client::Grpc::new(channel.map_err(failed)?);
     client.ready().await.map_err(failed)?;

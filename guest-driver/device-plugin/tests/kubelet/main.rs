@@ -4,24 +4,22 @@
 
 mod double;
 
-use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use double::Kubelet;
 use smc_device_plugin::{Pool, serve};
+use smc_test_support::{TIMEOUT, TestDir};
 use tokio::task::JoinHandle;
 
 const RED: &str = "virtio-ism/red";
 
-/// The directory of the sockets, which is removed at the end.
-struct Directory(PathBuf);
+/// The directory of the sockets.
+struct Directory(TestDir);
 
 impl Directory {
-    fn new(name: &str) -> Directory {
-        let path = std::env::temp_dir().join(format!("smc-plugin-{name}-{}", std::process::id()));
-        std::fs::create_dir_all(&path).unwrap();
-        Directory(path)
+    fn new() -> Directory {
+        Directory(TestDir::new())
     }
 
     /// A plugin of the pool red.
@@ -31,22 +29,16 @@ impl Directory {
 
     /// A plugin of a pool.
     fn plugin_of(&self, pool: &str) -> JoinHandle<()> {
-        let directory = self.0.clone();
+        let directory = self.0.to_owned();
         let pool: Pool = pool.parse().unwrap();
         tokio::spawn(async move { serve(pool, &directory).await })
     }
 }
 
-impl Drop for Directory {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
-
 async fn eventually(what: &str, mut check: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(60);
+    let begun = Instant::now();
     while !check() {
-        assert!(Instant::now() < deadline, "{what}");
+        assert!(begun.elapsed() < TIMEOUT, "{what}");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
 }
@@ -61,7 +53,7 @@ async fn is_in_use(kubelet: &Kubelet) {
 
 #[tokio::test]
 async fn devices_are_reported_at_once_and_containers_get_the_device_of_cdi() {
-    let directory = Directory::new("first");
+    let directory = Directory::new();
     let kubelet = Kubelet::start(&directory.0);
     let plugin = directory.plugin();
     is_in_use(&kubelet).await;
@@ -73,7 +65,7 @@ async fn devices_are_reported_at_once_and_containers_get_the_device_of_cdi() {
 
 #[tokio::test]
 async fn a_plugin_waits_for_a_kubelet_that_starts_later() {
-    let directory = Directory::new("later");
+    let directory = Directory::new();
     let plugin = directory.plugin();
     tokio::time::sleep(Duration::from_millis(300)).await;
     let kubelet = Kubelet::start(&directory.0);
@@ -83,7 +75,7 @@ async fn a_plugin_waits_for_a_kubelet_that_starts_later() {
 
 #[tokio::test]
 async fn a_restarted_kubelet_knows_the_same_devices_again() {
-    let directory = Directory::new("restart");
+    let directory = Directory::new();
     let plugin = directory.plugin();
     let mut kubelet = Kubelet::start(&directory.0);
     for attempt in 0..6 {
@@ -101,7 +93,7 @@ async fn a_restarted_kubelet_knows_the_same_devices_again() {
 
 #[tokio::test]
 async fn a_restarted_plugin_is_registered_again_and_leaves_no_socket() {
-    let directory = Directory::new("plugin");
+    let directory = Directory::new();
     let kubelet = Kubelet::start(&directory.0);
     for _ in 0..3 {
         let plugin = directory.plugin();
@@ -120,7 +112,7 @@ async fn a_restarted_plugin_is_registered_again_and_leaves_no_socket() {
 
 #[tokio::test]
 async fn a_socket_that_somebody_removes_is_made_and_registered_again() {
-    let directory = Directory::new("removed");
+    let directory = Directory::new();
     let kubelet = Kubelet::start(&directory.0);
     let plugin = directory.plugin();
     is_in_use(&kubelet).await;
@@ -133,7 +125,7 @@ async fn a_socket_that_somebody_removes_is_made_and_registered_again() {
 
 #[tokio::test]
 async fn a_kubelet_that_refuses_or_is_slow_is_asked_again() {
-    let directory = Directory::new("slow");
+    let directory = Directory::new();
     let kubelet = Kubelet::start(&directory.0);
     kubelet.known.refusals.store(3, Ordering::Relaxed);
     *kubelet.known.delay.lock().unwrap() = Duration::from_millis(400);
@@ -145,7 +137,7 @@ async fn a_kubelet_that_refuses_or_is_slow_is_asked_again() {
 
 #[tokio::test]
 async fn a_kubelet_that_has_lost_its_connection_is_told_again() {
-    let directory = Directory::new("forgotten");
+    let directory = Directory::new();
     let kubelet = Kubelet::start(&directory.0);
     let plugin = directory.plugin();
     is_in_use(&kubelet).await;
@@ -157,7 +149,7 @@ async fn a_kubelet_that_has_lost_its_connection_is_told_again() {
 #[tokio::test]
 async fn a_tenant_with_all_its_devices_takes_none_of_another_and_no_pod_has_both() {
     const BLUE: &str = "virtio-ism/blue";
-    let directory = Directory::new("tenants");
+    let directory = Directory::new();
     let kubelet = Kubelet::start(&directory.0);
     let plugins = [directory.plugin(), directory.plugin_of("blue=2")];
     let known = |resource, n| kubelet.devices(resource).len() == n;

@@ -162,3 +162,21 @@ proptest! {
         );
     }
 }
+
+#[test]
+fn a_rule_names_the_link_or_its_executable() {
+    let text = "default = 'smc'\n[[rule]]\nuse = 'tcp'\nprograms = ['bun', '/opt/run']";
+    let of = |executable: &str, started_as: &str| {
+        let all = policy(text);
+        let own = all.of_program_started_as(Path::new(executable), Path::new(started_as));
+        connect(&own, "192.0.2.1:1")
+    };
+    for (executable, started_as, expected) in [
+        ("/opt/bun.exe", "/usr/bin/bun", AllowedProtocol::Tcp),
+        ("/usr/bin/bun", "/tmp/other", AllowedProtocol::Tcp),
+        ("/usr/bin/python3", "/opt/run", AllowedProtocol::Tcp),
+        ("/opt/bun.exe", "/opt/bun.exe", AllowedProtocol::Smc),
+    ] {
+        assert_eq!(of(executable, started_as), expected, "{executable} as {started_as}");
+    }
+}
