@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Whether a program about to be executed by this process will have the library.
 //!
-//! Connections and listeners that it inherits are decided by that. Where the file or the environment
-//! leaves a doubt, it will not.
-
-mod plain;
+//! The answer decides about inherited connections and listeners. In doubt about the file or the
+//! environment, the answer is no.
 
 use std::ffi::OsStr;
+use std::fs::File;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use guest_driver::program_file;
+use guest_driver::{kernel_calls, program_file};
+use rustix::fs::StatVfsMountFlags;
 
-use crate::{config, log};
+use crate::config;
 
 /// The dynamic linker's variable for the library.
 const PRELOAD: &str = "LD_PRELOAD";
@@ -41,19 +41,14 @@ impl TargetProgram<'_> {
         let Some(file) = found.filter(|file| is_executable(file)) else { return true };
         self.loads(library)
             && program_file::obstacle(&file, find) == Some(Ok(()))
+            && !kernel_calls::makes_socket_calls(&file)
             && config::get().is_some_and(|config| config.has_rules_of(&file))
     }
 
     /// LD_PRELOAD without this library, if the program is for another kind of machine: its dynamic
-    /// linker cannot load the library, and would say so on standard error. The same if the library
-    /// would have nothing to do in the program. Returns the place of the entry in the environment,
-    /// and the new one. `library`: the file of this library. `gets_nothing`: whether the program
-    /// inherits nothing that the library has to know of.
-    pub(crate) fn preload_without(
-        &self,
-        library: &Path,
-        gets_nothing: impl FnOnce() -> bool,
-    ) -> Option<(usize, Vec<u8>)> {
+    /// linker cannot load the library, and would say so on standard error. Returns the place of the
+    /// entry in the environment, and the new one. `library`: the file of this library.
+    pub(crate) fn preload_without(&self, library: &Path) -> Option<(usize, Vec<u8>)> {
         let (at, list) = self.environment.iter().enumerate().find_map(|(at, entry)| {
             let list = entry.as_bytes().strip_prefix(PRELOAD.as_bytes())?.strip_prefix(b"=")?;
             Some((at, list))
@@ -69,16 +64,8 @@ impl TargetProgram<'_> {
             true => find(self.file.as_os_str())?,
             false => self.file.to_owned(),
         };
-        // Another library may have a use for this one.
-        let spares = || others.is_empty() && !self.has_reader() && gets_nothing();
-        (spares() && plain::is_plain(&file) || program_file::is_for_other_machine(&file, find))
+        program_file::is_for_other_machine(&file, find)
             .then(|| (at, [PRELOAD.as_bytes(), b"=", &others.join(&b':')].concat()))
-    }
-
-    /// Whether somebody wants to read what the library writes in each process.
-    fn has_reader(&self) -> bool {
-        let wants_status = config::get().is_none_or(|config| config.status.is_some());
-        wants_status || self.value(log::LEVELS).is_some()
     }
 
     /// Whether the environment, or the list for all programs, has the dynamic linker load the library.
@@ -92,7 +79,8 @@ impl TargetProgram<'_> {
         let is_listed = || std::fs::read(PRELOAD_LIST).is_ok_and(|list| is_in(&list));
         by_user
             && (self.value(PRELOAD).is_some_and(|list| is_in(list.as_bytes())) || is_listed())
-            && library.exists()
+            && is_loadable(library)
+            && !changes_domain()
             && config::is_same_for(|name| self.value(name))
     }
 
@@ -111,8 +99,21 @@ fn is_executable(file: &Path) -> bool {
     found.is_ok_and(|found| found.is_file() && found.permissions().mode() & 0o111 != 0)
 }
 
-/// Whether an entry of a list of libraries is this library. The dynamic linker puts a directory in the
-/// place of `$LIB`, and has told this process the path with that.
+/// Whether the dynamic linker of a process with this process's user and mounts can map a library.
+fn is_loadable(library: &Path) -> bool {
+    let flags = File::open(library).and_then(|file| Ok(rustix::fs::fstatvfs(&file)?.f_flag));
+    flags.is_ok_and(|flags| !flags.contains(StatVfsMountFlags::NOEXEC))
+}
+
+/// Whether this thread has asked a security module for another domain at exec, as `setexeccon` and
+/// `aa_change_onexec` do. In the other domain the kernel may deny the library, or make the dynamic
+/// linker load none.
+fn changes_domain() -> bool {
+    std::fs::read("/proc/thread-self/attr/exec").is_ok_and(|domain| !domain.is_empty())
+}
+
+/// Whether an entry of a list of libraries is this library. The dynamic linker replaces `$LIB` by a
+/// directory. The path of this library in this process has the replacement already.
 fn is_entry_of(entry: &[u8], library: &Path) -> bool {
     let path = Path::new(OsStr::from_bytes(entry));
     let ends = entry.windows(4).position(|word| word == b"$LIB").and_then(|at| {

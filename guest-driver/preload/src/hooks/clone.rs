@@ -2,18 +2,15 @@
 //! `clone`, whose child may be like a child of `fork`: libc then calls no handlers.
 
 use std::ffi::{c_int, c_void};
-use std::fs::File;
-use std::os::fd::AsRawFd;
-use std::os::unix::fs::MetadataExt;
 use std::time::Duration;
 
-use super::{init, stopped_threads};
+use super::init;
 use crate::config;
 use crate::fork;
 use crate::hooks::libc_symbols::call_libc;
 use crate::selection::session;
-use crate::sys::raw::{self, Errno, SysResult};
-use crate::sys::user_memory::{errno, libc_result, set_errno};
+use crate::sys::raw;
+use crate::sys::user_memory::{errno, set_errno};
 
 /// The function of a child.
 type Body = unsafe extern "C" fn(*mut c_void) -> c_int;
@@ -165,30 +162,16 @@ pub(super) unsafe extern "C-unwind" fn unshare(flags: c_int) -> c_int {
         set_errno(error);
         return result;
     }
-    let unshare = |flags: c_int| {
-        // SAFETY: a number.
-        move || unsafe { raw::call(libc::SYS_unshare, [flags as usize, 0, 0, 0, 0, 0]) }
-    };
-    let later = flags & FORBIDS_THREADS;
-    // Without an answer the library's threads do not stop, and the kernel has refused the call because
-    // of them.
-    let first = stopped_threads::alone(unshare(flags & !FORBIDS_THREADS));
-    let first = first.unwrap_or(Err(Errno(libc::EINVAL)));
-    libc_result(and_then(first, (later != 0).then(|| unshare(later)))) as c_int
+    // The library's threads may not be the only objection of the kernel: a copy of this process has none.
+    // SAFETY: a number.
+    let again = || unsafe { raw::call(libc::SYS_unshare, [flags as usize, 0, 0, 0, 0, 0]) };
+    set_errno(raw::error_in_copy(again).map_or(error, |error| error.0));
+    result
 }
 
 /// Namespaces to join or to make only by a process with one thread.
 const FOR_ONE_THREAD: c_int = libc::CLONE_NEWUSER | CLONE_NEWTIME;
 const CLONE_NEWTIME: c_int = 0x80;
-/// Namespaces for which the kernel refuses to make threads when the process has asked for them, because
-/// its children will be in others than itself.
-const FORBIDS_THREADS: c_int = libc::CLONE_NEWPID | CLONE_NEWTIME;
-
-/// The result of two calls in a row.
-fn and_then(first: SysResult, second: Option<impl FnOnce() -> SysResult>) -> SysResult {
-    let first = first?;
-    second.map_or(Ok(first), |second| second())
-}
 
 /// The kinds of namespaces for a `setns`.
 fn kinds_of(fd: c_int, kind: c_int) -> c_int {
@@ -198,52 +181,17 @@ fn kinds_of(fd: c_int, kind: c_int) -> c_int {
     if kind != 0 { kind } else { known().map_or(0, |kind| kind as c_int) }
 }
 
-/// The PID namespace of a process, by a descriptor of the process, and whether it is that of this one.
-fn pid_namespace_of(process: c_int) -> Option<(File, bool)> {
-    let about = std::fs::read_to_string(format!("/proc/self/fdinfo/{process}")).ok()?;
-    let number = about.lines().find_map(|line| line.strip_prefix("Pid:"))?.trim();
-    let theirs = File::open(format!("/proc/{number}/ns/pid")).ok()?;
-    let own = std::fs::metadata("/proc/self/ns/pid").ok()?;
-    let is_own = theirs.metadata().is_ok_and(|theirs| theirs.ino() == own.ino());
-    Some((theirs, is_own))
-}
-
-/// Joins namespaces while the process has one thread. `None`: the library's threads do not stop.
-fn join_alone(fd: c_int, kinds: c_int) -> Option<SysResult> {
-    let join = |fd: c_int, kinds: c_int| {
-        let args = [fd as usize, kinds as usize, 0, 0, 0, 0];
-        // SAFETY: numbers only.
-        move || unsafe { raw::call(libc::SYS_setns, args) }
-    };
-    // Of several namespaces the descriptor is that of a process. It may be out of reach when the first
-    // of them are joined.
-    let later = match kinds & libc::CLONE_NEWPID {
-        0 => None,
-        _ => Some(pid_namespace_of(fd)?).filter(|(_, is_own)| !is_own),
-    };
-    let first = stopped_threads::alone(join(fd, kinds & !libc::CLONE_NEWPID))?;
-    let later = later.as_ref().map(|(later, _)| join(later.as_raw_fd(), libc::CLONE_NEWPID));
-    Some(and_then(first, later))
-}
-
-/// Joins a namespace. The kernel lets nobody join one of mounts who shares root and working directory,
-/// as the program does with the library's threads. These keep what they have.
+/// Joins a namespace. For mount namespaces the kernel refuses a thread with a shared root and
+/// working directory, as the program has with the library's threads. The library's threads keep
+/// theirs.
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C-unwind" fn setns(fd: c_int, kind: c_int) -> c_int {
     let native = || call_libc!(setns, libc::SYS_setns, (fd: c_int, kind: c_int) -> c_int);
     before_namespaces(kinds_of(fd, kind));
     let result = native();
     let error = errno();
-    let may_be_threads = matches!(error, libc::EINVAL | libc::EUSERS);
-    if result == 0 || !may_be_threads || !has_one_thread() {
-        set_errno(error);
-        return result;
-    }
-    let kinds = kinds_of(fd, kind);
-    if kinds & FOR_ONE_THREAD != 0 {
-        return libc_result(join_alone(fd, kinds).unwrap_or(Err(Errno(error)))) as c_int;
-    }
-    if error != libc::EINVAL {
+    let is_for_one_thread = || kinds_of(fd, kind) & FOR_ONE_THREAD != 0;
+    if result == 0 || error != libc::EINVAL || is_for_one_thread() || !has_one_thread() {
         set_errno(error);
         return result;
     }
@@ -258,7 +206,6 @@ unsafe extern "C" fn begin(start: *mut c_void) -> c_int {
     // of the memory there.
     unsafe {
         init::in_child();
-        raw::note_other_stack();
         let Start { body, argument } = *Box::from_raw(start.cast::<Start>());
         body(argument)
     }

@@ -10,6 +10,7 @@ use crate::config;
 use crate::hooks::assembly::in_assembly;
 use crate::hooks::libc_symbols::{call_libc, symbols};
 use crate::hooks::rebinding;
+use crate::hooks::within::within;
 use crate::sys::elf::{LoadedObject, NamespaceId};
 use crate::sys::fork_lock::ForkMutex;
 use crate::sys::user_memory;
@@ -88,8 +89,9 @@ struct Next {
     namespace: c_long,
 }
 
-extern "C" fn before_dlopen() -> *mut c_void {
-    rebinding::before_open();
+extern "C" fn before_dlopen(file: *const c_char) -> *mut c_void {
+    // SAFETY: the program's name of a file.
+    within(|| unsafe { rebinding::before_open_of(file) });
     if symbols::dlopen.get().is_none() {
         symbols::dlopen.find();
     }
@@ -121,7 +123,8 @@ in_assembly! {
 }
 
 extern "C" fn before_dlmopen(namespace: c_long, file: *const c_char) -> Next {
-    rebinding::before_open();
+    // SAFETY: the program's name of a file.
+    within(|| unsafe { rebinding::before_open_of(file) });
     if symbols::dlmopen.get().is_none() {
         symbols::dlmopen.find();
     }
