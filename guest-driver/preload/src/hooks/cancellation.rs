@@ -23,6 +23,7 @@ type Handler = unsafe extern "C-unwind" fn(c_int, *mut siginfo_t, *mut c_void);
 
 unsafe extern "C-unwind" {
     fn pthread_testcancel();
+    fn pthread_setcancelstate(state: c_int, old: *mut c_int) -> c_int;
     fn pthread_self() -> pthread_t;
 }
 
@@ -37,10 +38,34 @@ pub(super) fn test() {
     unsafe { pthread_testcancel() }
 }
 
-/// Cancels the calling thread, which has left the library.
-pub(super) fn act() {
+/// libc's numbers.
+const PTHREAD_CANCEL_ENABLE: c_int = 0;
+const PTHREAD_CANCEL_DISABLE: c_int = 1;
+
+/// Keeps libc from ending the thread, until [`release`]. `false`: the program has disabled
+/// cancellation.
+#[cold]
+pub(super) fn hold() -> bool {
+    let mut old = PTHREAD_CANCEL_DISABLE;
+    // SAFETY: the number is valid until the call returns.
+    let _ = unsafe { pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &raw mut old) };
+    old == PTHREAD_CANCEL_ENABLE
+}
+
+/// Undoes [`hold`]. A cancelled thread with asynchronous cancelability ends here.
+#[cold]
+pub(super) fn release() {
+    // SAFETY: libc stores no old state.
+    let _ = unsafe { pthread_setcancelstate(PTHREAD_CANCEL_ENABLE, std::ptr::null_mut()) };
+}
+
+/// Cancels the calling thread, after the thread has left the library. `is_point`: the call is a
+/// cancellation point.
+pub(super) fn act(is_point: bool) {
     cancel_this_thread();
-    test();
+    if is_point {
+        test();
+    }
 }
 
 fn cancel_this_thread() {

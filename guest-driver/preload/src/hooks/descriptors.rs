@@ -6,7 +6,7 @@ use std::ffi::{c_char, c_int, c_uint, c_ulong};
 use super::init::close_connections;
 use crate::hooks::escapes::{leave, leave_standard};
 use crate::hooks::libc_symbols::call_libc;
-use crate::hooks::within::within;
+use crate::hooks::within::{cancellable, within};
 use crate::io::{control, kernel};
 use crate::relay::take_back;
 use crate::selection::{answering_listeners, option, session, waiting, worthwhile};
@@ -29,9 +29,12 @@ pub(super) unsafe extern "C-unwind" fn close(fd: c_int) -> c_int {
             worthwhile::note_close(fd);
             answering_listeners::remove(fd);
         });
+        let _numbers = ism_sys::numbers_change();
         return call_libc!(close, libc::SYS_close, (fd: c_int) -> c_int);
     }
-    within(|| kernel::close(fd, fd, || call_libc!(close, libc::SYS_close, (fd: c_int) -> c_int)))
+    cancellable(|| {
+        kernel::close(fd, fd, || call_libc!(close, libc::SYS_close, (fd: c_int) -> c_int))
+    })
 }
 
 #[unsafe(no_mangle)]
@@ -67,6 +70,7 @@ fn close_range_here(first: c_uint, last: c_uint, flags: c_int) -> c_int {
 fn close_around(first: c_int, last: c_int, flags: c_int) -> raw::SysResult {
     answering_listeners::remove_range(first, last);
     let own = own_descriptors(first, last);
+    let _numbers = ism_sys::numbers_change();
     let parts = option::ranges_without_reserved(&own, first, last).into_iter();
     parts.map(|(first, last)| raw::close_range(first, last, flags)).fold(Ok(0), raw::SysResult::and)
 }
@@ -90,7 +94,8 @@ fn own_descriptors(first: c_int, last: c_int) -> Vec<c_int> {
         own.extend(relay::forward::descriptors());
         own.extend(relay::fork::descriptors());
     }
-    own.retain(|fd| (first..=last).contains(fd));
+    // Numbers lent by the program are the program's.
+    own.retain(|fd| (first..=last).contains(fd) && !DESCRIPTORS.has(*fd));
     own
 }
 
@@ -139,6 +144,7 @@ fn replace(old: c_int, new: c_int, flags: c_int) -> c_int {
         own_numbers::forget(new);
     }
     if old == new || (!DESCRIPTORS.has(old) && !DESCRIPTORS.has(new)) {
+        let _numbers = ism_sys::numbers_change();
         return libc_result(raw::dup3(old, new, flags)) as c_int;
     }
     // If `old` is not open, the call fails, and `new` stays as it is.
@@ -148,7 +154,9 @@ fn replace(old: c_int, new: c_int, flags: c_int) -> c_int {
     kernel::before_close(new, new);
     let numbers = locked(old).or_else(|| descriptors::lock_numbers(new, new));
     let closed = descriptors::close(new, new);
+    let changing = ism_sys::numbers_change();
     let result = libc_result(raw::dup3(old, new, flags)) as c_int;
+    drop(changing);
     if result >= 0 {
         descriptors::duplicate(old, new);
     }
@@ -191,21 +199,19 @@ pub(super) unsafe extern "C-unwind" fn fcntl(
 }
 
 fn fcntl_here(fd: c_int, command: c_int, argument: c_ulong) -> c_int {
-    let argument = match command {
-        libc::F_DUPFD_CLOEXEC => {
-            own_numbers::lowest().map_or(argument, |lowest| argument.max(lowest as c_ulong))
-        }
-        _ => argument,
-    };
     if is_owner_command(command) && argument != 0 {
         // The kernel sends the signals.
         leave(fd);
     }
     // Without the lock a relay coming or going meanwhile would keep the old flags.
     let numbers = locked(fd);
+    let _making = if command == libc::F_DUPFD_CLOEXEC { ism_sys::making() } else { None };
     let result = call_libc!(fcntl, libc::SYS_fcntl, (fd: c_int, command: c_int, argument: c_ulong)
                        -> c_int);
     match command {
+        libc::F_DUPFD_CLOEXEC if result >= 0 && ism_sys::is_driver_thread() => {
+            return own_numbers::moved(result);
+        }
         libc::F_DUPFD | libc::F_DUPFD_CLOEXEC if result >= 0 => {
             descriptors::remove_stale(result);
             descriptors::duplicate(fd, result);

@@ -89,6 +89,10 @@ pub(super) fn flush_streams() {
 /// # Safety
 /// `message` is null or leads to a header of the program.
 pub(super) unsafe fn leave_passed(socket: c_int, message: *const libc::msghdr) {
+    if ism_sys::is_driver_thread() {
+        // The driver passes descriptors of its own to the daemon.
+        return;
+    }
     let has_library = OnceCell::new();
     let leave_with_listener = |fd| {
         leave(fd);
@@ -296,12 +300,8 @@ fn before_spawn(actions: *const c_void, target: &Target) {
     if config::get().is_none() {
         return;
     }
-    exec::leave_to(target, |fd| is_named(actions, fd));
-}
-
-/// Whether file actions of the program duplicate a descriptor.
-fn is_named(actions: *const c_void, fd: c_int) -> bool {
-    NAMED.lock().contains(&(actions as usize, fd))
+    // The descriptors that the file actions duplicate.
+    exec::leave_to(target, |fd| NAMED.lock().contains(&(actions as usize, fd)));
 }
 
 /// Defines hooks of functions to start a program.
@@ -311,7 +311,7 @@ macro_rules! spawns {
         $(#[unsafe(no_mangle)]
         unsafe extern "C-unwind" fn $name($($arg: $type),*) -> $result {
             within(|| before_spawn($actions, &$target));
-            $(let other = within(|| $target.other_environment(|fd| is_named($actions, fd)));
+            $(let other = within(|| $target.other_environment());
             let $environment = other.unwrap_or($environment);)?
             let result = call_libc!($name, -1, ($($arg: $type),*) -> $result);
             fork::note_child();

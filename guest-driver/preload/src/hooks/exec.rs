@@ -5,7 +5,6 @@ use std::cell::RefCell;
 use std::ffi::{CStr, CString, OsStr, c_char, c_int, c_void};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
 use std::time::Duration;
 
 use crate::hooks::assembly::in_assembly;
@@ -18,6 +17,7 @@ use crate::relay::take_back;
 use crate::selection::{answering_listeners, handed_listeners, session, waiting};
 use crate::sys::user_memory::{errno, is_nowhere, set_errno};
 use crate::{config, fork, relay};
+use ism_sys::OnceBox;
 
 /// Limit for peers to take the bytes of relays and send queues before another process takes over.
 const SHORT: Duration = Duration::from_millis(20);
@@ -35,17 +35,20 @@ pub(super) fn pass_relays_on() {
     }
     match keep(|| KeeperResult::End(())) {
         Some(()) => fork::retire(),
-        None => {
-            waiting::finish(true);
-            relay::forward::finish(LONG);
-            kernel::await_sent(true, LONG);
-        }
+        None => await_peers(),
     }
 }
 
-/// Makes a keeper of the session, and calls `next` while it waits.
+/// Waits until peers have taken the bytes of relays and send queues. For the case without a keeper.
+fn await_peers() {
+    waiting::finish(true);
+    relay::forward::finish(LONG);
+    kernel::await_sent(true, LONG);
+}
+
+/// Makes a keeper of the session, and calls `next` while the keeper waits.
 fn keep<T>(next: impl FnOnce() -> KeeperResult<T>) -> Option<T> {
-    keeper::make(session::of_relays()?.stack(), next)
+    keeper::make(|| Some(session::of_relays()?.stack()), next)
 }
 
 /// The words of a program, or its environment.
@@ -118,18 +121,15 @@ impl Target {
         Some(TargetProgram { file: self.file.as_ref()?, in_path: self.in_path, environment })
     }
 
-    /// The environment that it gets instead of the call's, if there is one. It is valid until the
-    /// thread executes or starts another program: the child of vfork leaves it to its parent.
-    /// `named`: as for [`leave_to`].
-    pub(super) fn other_environment(&self, named: impl Fn(c_int) -> bool) -> Option<Words> {
+    /// The environment in place of the call's, if there is one. Valid until the thread executes or
+    /// starts another program: a child of vfork leaves the environment to the parent.
+    pub(super) fn other_environment(&self) -> Option<Words> {
         thread_local! {
             static LAST: RefCell<(Vec<*const c_char>, CString)> = RefCell::default();
         }
         let library = LIBRARY.get()?.as_deref()?;
         let mut words = self.words();
-        let gets_nothing =
-            || !kernel::is_inherited(&named) && !handed_listeners::any_inherited(&named);
-        let (at, preload) = self.program(&words)?.preload_without(library, gets_nothing)?;
+        let (at, preload) = self.program(&words)?.preload_without(library)?;
         let preload = CString::new(preload).ok()?;
         *words.get_mut(at)? = preload.as_ptr();
         words.push(std::ptr::null());
@@ -159,7 +159,7 @@ fn path_of(text: *const c_char) -> Option<PathBuf> {
 }
 
 /// The file of this library.
-static LIBRARY: OnceLock<Option<PathBuf>> = OnceLock::new();
+static LIBRARY: OnceBox<Option<PathBuf>> = OnceBox::new();
 
 /// Path of this library. Looked up when the library is loaded: the look-up takes a lock of the
 /// dynamic linker.
@@ -220,7 +220,7 @@ pub(super) fn leave_to(target: &Target, named: impl Fn(c_int) -> bool) {
 /// of vfork shares the library's state, and no signals may stay blocked.
 fn around(target: impl FnOnce() -> Target, execute: impl FnOnce(Option<Words>) -> c_int) -> c_int {
     if config::get().is_none() {
-        return execute(within(|| target().other_environment(|_| false)));
+        return execute(within(|| target().other_environment()));
     }
     // The parent of a child with shared memory would count the child for ever.
     let counts = !fork::shares_memory();
@@ -240,15 +240,18 @@ fn execute_with_keeper(
 ) -> c_int {
     let (has_work, other) = within(|| {
         let target = target();
-        (prepare(&target), target.other_environment(|_| false))
+        (prepare(&target), target.other_environment())
     });
     if !has_work {
         return execute(other);
     }
     let mut execute = Some(execute);
     let mut once = || execute.take().map(|execute| (execute(other), errno()));
-    let done = keep(|| KeeperResult::GoOn(once()));
-    match done.flatten().or_else(&mut once) {
+    let done = keep(|| KeeperResult::GoOn(once())).unwrap_or_else(|| {
+        within(await_peers);
+        once()
+    });
+    match done {
         Some((result, error)) => {
             set_errno(error);
             result

@@ -8,7 +8,7 @@ use libc::{off64_t, size_t, ssize_t};
 
 use crate::hooks::libc_symbols::call_libc;
 use crate::hooks::temporary_relays::by_kernel;
-use crate::hooks::within::restartable;
+use crate::hooks::within::{restartable, restartable_within};
 use crate::io::transfer::{self, Dispatch};
 use crate::socket::table::DESCRIPTORS;
 use crate::sys::raw::{self, Errno, SysResult};
@@ -68,7 +68,7 @@ pub(super) unsafe extern "C-unwind" fn sendfile(
     };
     if DESCRIPTORS.has(to) {
         // SAFETY: the program's offset.
-        if let Some(result) = restartable(|| unsafe { sendfile_here(to, from, offset, n) }) {
+        if let Some(result) = restartable_within(|| unsafe { sendfile_here(to, from, offset, n) }) {
             return libc_result(result);
         }
         // SAFETY: the same call.

@@ -5,6 +5,7 @@
 use std::ffi::{c_int, c_ulong};
 use std::time::{Duration, Instant};
 
+use guest_driver::Fallback;
 use ism_sys::FilterCall;
 
 use crate::hooks::libc_symbols::call_libc;
@@ -13,7 +14,7 @@ use crate::io::kernel;
 use crate::selection::session;
 use crate::socket::table::DESCRIPTORS;
 use crate::sys::raw::{self, SysResult};
-use crate::{config, fork, last_thread, status};
+use crate::{config, fork, last_thread, status, tcp_notes};
 
 /// `prctl`, with as many arguments as the kernel takes.
 #[unsafe(no_mangle)]
@@ -78,7 +79,9 @@ fn before(filter: FilterCall) -> bool {
         let forbidden = raw::without_signals(|| unsafe { ism_sys::forbidden_call_in(filter) });
         let Some(call) = forbidden else { return false };
         status::leaves_for_filter(call);
-        // It may be able to end itself, and not its process.
+        // The filter is not installed yet.
+        tcp_notes::note_all(Fallback::Filtered(call.into()), false);
+        // Under the filter the thread may still end without its process.
         last_thread::first_ends(session::opened().is_some());
         (0..=DESCRIPTORS.highest()).for_each(kernel::leave_to_kernel);
         config::switch_off();

@@ -60,6 +60,13 @@ extern "C" fn begin() {
     if let Some(config) = RunConfig::from_environment() {
         config::set(config);
         status::init();
+        // valgrind and emulators of processors have no vDSO. These ignore a handler's changes of
+        // the returned context, so no signal could be deferred.
+        // SAFETY: reads a table of the process.
+        if unsafe { libc::getauxval(libc::AT_SYSINFO_EHDR) } == 0 {
+            status::is_emulated();
+            return config::switch_off();
+        }
         rebinding::begin();
         log::begin().iter().for_each(|mistake| status::no_log(mistake));
         status::cannot_read(config::get().map(|config| &config.mistakes[..]).unwrap_or_default());

@@ -164,7 +164,7 @@ fn without(mapping: &Mapping, ranges: &[Range<usize>]) -> Vec<Range<usize>> {
 fn may_lock(memory: &Memory) -> Result<(), Errno> {
     // The kernel checks the right to lock before the range. So the range is empty.
     lock(&(0..0), 0)?;
-    let page = rustix::param::page_size() as u64;
+    let page = ism_sys::page_size() as u64;
     let limit =
         ism_sys::resource_limit(libc::RLIMIT_MEMLOCK).map_or(u64::MAX, |limit| limit / page * page);
     let size: usize = memory.programs.iter().map(Range::len).sum();

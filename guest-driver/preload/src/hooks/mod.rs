@@ -25,7 +25,6 @@ mod rights;
 mod sanitizers;
 mod signals;
 mod sockets;
-mod stopped_threads;
 mod syscall;
 mod temporary_relays;
 mod within;

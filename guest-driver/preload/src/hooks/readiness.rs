@@ -10,7 +10,7 @@ use guest_driver::interpose::SignalMask;
 
 use crate::config;
 use crate::hooks::libc_symbols::call_libc;
-use crate::hooks::within::within;
+use crate::hooks::within::{cancellable, within};
 use crate::io::{epoll_ctl, epoll_wait};
 use crate::relay::take_back;
 use crate::socket::table::DESCRIPTORS;
@@ -40,7 +40,7 @@ pub(super) unsafe extern "C-unwind" fn poll(
     let entries = unsafe { entries(list, n) };
     if crate::io::poll::has_known(entries) {
         let timeout = user_memory::millis(timeout);
-        let result = within(|| crate::io::poll::poll(entries, timeout, None));
+        let result = cancellable(|| crate::io::poll::poll(entries, timeout, None));
         return libc_result(result) as c_int;
     }
     poll_natively(list, n, timeout)
@@ -69,7 +69,7 @@ pub(super) unsafe extern "C-unwind" fn ppoll(
     if crate::io::poll::has_known(entries) && !unsafe { user_memory::is_no_time(timeout) } {
         // SAFETY: as above.
         let (timeout, mask) = unsafe { (user_memory::timespec(timeout), user_memory::mask(mask)) };
-        return libc_result(within(|| crate::io::poll::poll(entries, timeout, mask))) as c_int;
+        return libc_result(cancellable(|| crate::io::poll::poll(entries, timeout, mask))) as c_int;
     }
     call_libc!(ppoll, libc::SYS_ppoll, (list: *mut pollfd, n: c_ulong, timeout: *const timespec,
           mask: *const sigset_t) -> c_int)
@@ -123,8 +123,9 @@ pub(super) unsafe extern "C-unwind" fn select(
         Duration::from_secs(u64::try_from(time.tv_sec).unwrap_or(0)) + Duration::from_micros(micros)
     });
     let begun = std::time::Instant::now();
+    let sets = [read, write, except];
     // SAFETY: the program's sets.
-    if let Some(result) = within(|| unsafe { select_here(n, [read, write, except], time, None) }) {
+    if let Some(result) = cancellable(|| unsafe { select_here(n, sets, time, None) }) {
         if let Some(time) = time {
             let left = time.saturating_sub(begun.elapsed());
             // Linux stores the remaining time.
@@ -155,7 +156,7 @@ unsafe extern "C-unwind" fn pselect(
     // SAFETY: the program's time.
     if !unsafe { user_memory::is_no_time(timeout) }
         // SAFETY: the program's sets.
-        && let Some(result) = within(|| unsafe { select_here(n, sets, time, signals) })
+        && let Some(result) = cancellable(|| unsafe { select_here(n, sets, time, signals) })
     {
         return libc_result(result) as c_int;
     }
@@ -192,7 +193,7 @@ pub(super) unsafe fn pselect6(
     }
     let begun = std::time::Instant::now();
     // SAFETY: the program's sets.
-    let result = within(|| unsafe { select_here(n, sets, time, mask) })?;
+    let result = cancellable(|| unsafe { select_here(n, sets, time, mask) })?;
     if let Some(time) = time {
         let left = time.saturating_sub(begun.elapsed());
         // SAFETY: the program's time, which is not null.
@@ -309,7 +310,7 @@ pub(super) unsafe extern "C-unwind" fn epoll_wait(
     if DESCRIPTORS.has(set) {
         let timeout = user_memory::millis(timeout);
         // SAFETY: the program's list.
-        if let Some(result) = within(|| unsafe { wait_here(set, list, max, timeout, None) }) {
+        if let Some(result) = cancellable(|| unsafe { wait_here(set, list, max, timeout, None) }) {
             return libc_result(result) as c_int;
         }
     }
@@ -327,7 +328,7 @@ pub(super) unsafe extern "C-unwind" fn epoll_pwait(
 ) -> c_int {
     if DESCRIPTORS.has(set) {
         // SAFETY: the program's list and mask.
-        let result = within(|| unsafe {
+        let result = cancellable(|| unsafe {
             wait_here(set, list, max, user_memory::millis(timeout), user_memory::mask(mask))
         });
         if let Some(result) = result {
@@ -349,7 +350,7 @@ pub(super) unsafe extern "C-unwind" fn epoll_pwait2(
     // SAFETY: the program's time.
     if DESCRIPTORS.has(set) && !unsafe { user_memory::is_no_time(timeout) } {
         // SAFETY: the program's time, list and mask.
-        let result = within(|| unsafe {
+        let result = cancellable(|| unsafe {
             wait_here(set, list, max, user_memory::timespec(timeout), user_memory::mask(mask))
         });
         if let Some(result) = result {

@@ -7,14 +7,20 @@
 //! All such callers come with an object opened by the program. So the program's first `dlopen` or
 //! `dlmopen` changes the table, and most processes of a shell or a build never do.
 
-use std::ffi::{CStr, c_void};
+use std::ffi::{CStr, OsStr, c_char, c_void};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use super::libc_symbols;
-use crate::status;
+use crate::io::kernel;
+use crate::selection::own_calls;
+use crate::socket::table::DESCRIPTORS;
 use crate::sys::elf::{ExportedFunction, LoadedObject};
 use crate::sys::fork_lock::ForkLock;
 use crate::sys::raw;
+use crate::sys::user_memory::is_nowhere;
+use crate::{config, fork, status};
 
 /// The objects with hooked functions, as named by other objects. Before glibc 2.34 the functions were
 /// in several objects.
@@ -51,7 +57,30 @@ pub(super) fn begin() {
     }
 }
 
-/// The program is about to open an object.
+/// Leaves the connections to the kernel, because calls will bypass the hooks from now on.
+fn leave_connections() {
+    (0..=DESCRIPTORS.highest()).for_each(kernel::leave_to_kernel);
+}
+
+/// Called before the program opens this object.
+///
+/// # Safety
+/// `file` is null or the program's text.
+pub(super) unsafe fn before_open_of(file: *const c_char) {
+    before_open();
+    if config::get().is_none() || fork::shares_memory() {
+        return;
+    }
+    // SAFETY: the caller's promise.
+    let text = (!is_nowhere(file, 1)).then(|| unsafe { CStr::from_ptr(file) }.to_bytes());
+    let path =
+        text.filter(|text| text.contains(&b'/')).map(|text| Path::new(OsStr::from_bytes(text)));
+    if own_calls::opens(path) {
+        raw::without_signals(leave_connections);
+    }
+}
+
+/// Called before the program opens an object.
 #[inline]
 pub(super) fn before_open() {
     if matches!(STATE.load(Ordering::Acquire), UNWANTED | WANTED) {
@@ -64,10 +93,13 @@ fn open_first() {
     let _one_at_a_time = LOCK.lock();
     match STATE.load(Ordering::Acquire) {
         WANTED => {
+            // Before one half of the table is changed.
+            STATE.store(DONE, Ordering::Release);
             if !rebind() {
                 status::libc_stays();
+                own_calls::note_libc();
+                leave_connections();
             }
-            STATE.store(DONE, Ordering::Release);
         }
         UNWANTED => STATE.store(ASKED, Ordering::Release),
         _ => {}

@@ -2,9 +2,8 @@
 //! Hooks of the calls to make and connect sockets, and of their options.
 
 use std::ffi::{c_int, c_void};
-use std::sync::OnceLock;
 
-use ism_sys::interrupt;
+use ism_sys::{OnceBox, interrupt};
 use libc::{sockaddr, socklen_t};
 
 use crate::config;
@@ -21,7 +20,7 @@ use crate::socket::descriptors;
 use crate::socket::pair::AddressPair;
 use crate::socket::table::DESCRIPTORS;
 use crate::sys::raw::{self, Errno, RESTART, SysResult};
-use crate::sys::user_memory::{self, AddressBuffer, libc_result};
+use crate::sys::user_memory::{self, AddressBuffer, errno, libc_result, set_errno};
 
 /// Protocol number of IP for SMC sockets since Linux 6.11.
 const IPPROTO_SMC: c_int = 256;
@@ -67,7 +66,7 @@ pub(super) unsafe extern "C-unwind" fn socket(
 
 /// The kernel's `connect`, interrupted by signals; or another library's wrapper of libc's.
 fn native_connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> SysResult {
-    static WRAPPED: OnceLock<bool> = OnceLock::new();
+    static WRAPPED: OnceBox<bool> = OnceBox::new();
     if *WRAPPED.get_or_init(|| symbols::connect.get().is_some_and(|at| !rebinding::is_libcs(at))) {
         let result = call_libc!(connect, libc::SYS_connect,
             (fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int);
@@ -146,8 +145,14 @@ pub(super) unsafe extern "C-unwind" fn connect(
     {
         return libc_result(result) as c_int;
     }
-    call_libc!(connect, libc::SYS_connect,
-        (fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int)
+    let result = call_libc!(connect, libc::SYS_connect,
+        (fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int);
+    let error = errno();
+    if result == 0 || error == libc::EINPROGRESS {
+        within(|| establish::note_connected(fd));
+        set_errno(error);
+    }
+    result
 }
 
 #[unsafe(no_mangle)]
@@ -374,6 +379,19 @@ unsafe fn get_option(
         tcp_info::correct(&descriptor, of_program, info.get_mut(..n).unwrap_or_default());
         // SAFETY: the same bytes of the program.
         unsafe { std::ptr::copy_nonoverlapping(info.as_ptr(), value.cast(), n) };
+    }
+    if (level, name) == (libc::SOL_SOCKET, libc::SO_LINGER)
+        && result == 0
+        && DESCRIPTORS.has(of_program)
+        && let Some(descriptor) = DESCRIPTORS.get(of_program)
+        && let Some(linger) = control::programs_linger(&descriptor)
+    {
+        let bytes = linger.map(c_int::to_ne_bytes).concat();
+        // SAFETY: the kernel has written so many bytes there, at most those of the structure.
+        unsafe {
+            let n = (*len as usize).min(bytes.len());
+            std::ptr::copy_nonoverlapping(bytes.as_ptr(), value.cast(), n);
+        }
     }
     result
 }

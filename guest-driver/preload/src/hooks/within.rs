@@ -15,22 +15,32 @@ use crate::sys::raw::{Errno, RESTART, SysResult};
 /// cancelled thread ends in its next one, as with libc's function.
 #[inline(always)]
 pub(super) fn within<T: Copy>(work: impl FnOnce() -> T) -> T {
-    enter();
-    let result = work();
-    if interrupt::leave() {
-        deliver();
-    }
-    result
+    at_no_point(work).0
+}
+
+/// Variant of [`within`] for a cancellation point.
+#[inline(always)]
+pub(super) fn cancellable<T: Copy>(work: impl FnOnce() -> T) -> T {
+    at_point(work).0
 }
 
 /// Variant of [`cancellable`] for an interruptible call. After a handler with SA_RESTART the call
 /// begins again.
 #[inline(always)]
 pub(super) fn restartable(mut work: impl FnMut() -> Option<SysResult>) -> Option<SysResult> {
+    restart(|| at_point(&mut work))
+}
+
+/// Variant of [`restartable`] for a call without a cancellation point.
+#[inline(always)]
+pub(super) fn restartable_within(mut work: impl FnMut() -> Option<SysResult>) -> Option<SysResult> {
+    restart(|| at_no_point(&mut work))
+}
+
+#[inline(always)]
+fn restart(mut call: impl FnMut() -> (Option<SysResult>, bool)) -> Option<SysResult> {
     loop {
-        enter();
-        let result = work();
-        let restarts = if interrupt::leave() { deliver() } else { true };
+        let (result, restarts) = call();
         if result != Some(Err(RESTART)) {
             return result;
         }
@@ -42,17 +52,40 @@ pub(super) fn restartable(mut work: impl FnMut() -> Option<SysResult>) -> Option
 
 /// The result, and whether an interrupted call begins again.
 #[inline(always)]
-fn enter() {
-    if interrupt::is_cancelled() && !interrupt::is_inside() {
+fn at_point<T: Copy>(work: impl FnOnce() -> T) -> (T, bool) {
+    if is_cancelled_outside() {
         cancellation::test();
     }
     interrupt::enter();
+    let result = work();
+    let restarts = if interrupt::leave() { deliver(true) } else { true };
+    (result, restarts)
+}
+
+/// Same result as [`at_point`].
+#[inline(always)]
+fn at_no_point<T: Copy>(work: impl FnOnce() -> T) -> (T, bool) {
+    // Calls of the library may be libc's cancellation points.
+    let is_held = is_cancelled_outside() && cancellation::hold();
+    interrupt::enter();
+    let result = work();
+    let any_deferred = interrupt::leave();
+    if is_held {
+        cancellation::release();
+    }
+    let restarts = if any_deferred { deliver(false) } else { true };
+    (result, restarts)
+}
+
+#[inline(always)]
+fn is_cancelled_outside() -> bool {
+    interrupt::is_cancelled() && !interrupt::is_inside()
 }
 
 /// Delivers deferred signals and cancellations. `true`: an interrupted call begins again.
 #[cold]
 #[inline(never)]
-fn deliver() -> bool {
+fn deliver(is_point: bool) -> bool {
     let Deferred { signal, cancelled } = interrupt::take_deferred();
     let mut restarts = true;
     if let Some((signal, mask)) = signal {
@@ -60,7 +93,7 @@ fn deliver() -> bool {
         allow(signal, mask);
     }
     if cancelled {
-        cancellation::act();
+        cancellation::act(is_point);
     }
     restarts
 }
