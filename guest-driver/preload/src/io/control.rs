@@ -145,6 +145,14 @@ pub(crate) fn get_option(
     }
 }
 
+/// The program's SO_LINGER, `l_onoff` and `l_linger`, if the TCP socket has another value.
+pub(crate) fn programs_linger(descriptor: &DescriptorRef) -> Option<[c_int; 2]> {
+    let linger = descriptor.stream()?.smc()?.programs_linger()?;
+    let seconds =
+        linger.map_or(0, |linger| c_int::try_from(linger.as_secs()).unwrap_or(c_int::MAX));
+    Some([c_int::from(linger.is_some()), seconds])
+}
+
 /// The error of an SMC connection, once.
 pub(crate) fn take_error(socket: &StreamSocket) -> Option<c_int> {
     let stream = socket.smc()?;

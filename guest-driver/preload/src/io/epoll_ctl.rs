@@ -5,8 +5,8 @@ use std::ffi::c_int;
 
 use crate::selection::resolve::resolve;
 use crate::selection::{Selected, Wait};
-use crate::socket::epoll_set::{EpollSet, watch_handshake};
-use crate::socket::registrations::{insert, remove, writable_only};
+use crate::socket::epoll_set::{EpollSet, writable_only};
+use crate::socket::registrations::{insert, remove, watch_handshake};
 use crate::socket::stream::{EpollTarget, Registration, SocketState, StreamSocket};
 use crate::socket::table::{DESCRIPTORS, DescriptorRef, NUMBERS, epoll_set_of};
 use crate::sys::raw::{self, Errno, SysResult};
@@ -75,10 +75,8 @@ pub(crate) fn control(
                     {
                         set.modify(fd, events, data);
                     }
-                    if events & libc::EPOLLOUT as u32 != 0 {
-                        // Threads that wait for the kernel's set learn of it.
-                        let _ = watch_handshake(set, op, descriptor, known);
-                    }
+                    // Also for threads waiting for the kernel's set.
+                    let _ = watch_handshake(op, descriptor, known);
                     Ok(0)
                 }
                 EpollTarget::Native => raw::epoll_ctl(set, op, fd, events, data),

@@ -13,7 +13,7 @@ use guest_driver::interpose::{ArmedLines, SignalMask, Woken};
 
 use crate::selection::waiting;
 use crate::socket::epoll_members::EpollMembers;
-use crate::socket::epoll_set::EpollSet;
+use crate::socket::epoll_set::{EpollSet, is_own};
 use crate::socket::registrations;
 use crate::socket::sleeper::Sleeper;
 use crate::socket::states::SocketStage;
@@ -39,7 +39,7 @@ pub(crate) fn wait(
     }
     let end = timeout.map(|timeout| Instant::now() + timeout);
     if !registrations::may_poll(fd, set) {
-        return set.is_inherited().then(|| wait_in_child(set, fd, out, (end, mask)));
+        return set.is_inherited().then(|| wait_in_child(fd, out, (end, mask)));
     }
     let begun = Instant::now();
     let signals = &mut Signals { wanted: mask, blocked: SignalGuard::none() };
@@ -91,32 +91,36 @@ struct Reported {
 /// Takes the library's own events out of the first `n`, and continues their handshakes.
 fn sort_events(
     set: &EpollSet,
-    fd: c_int,
     out: &mut [libc::epoll_event],
     n: usize,
     signals: &mut Signals,
 ) -> Reported {
-    let n = set.remove_mark(fd, out, n);
-    let is_handshake = |event: &libc::epoll_event| DESCRIPTORS.at_address(event.u64).is_some();
-    let handshakes = out.iter().take(n).any(is_handshake);
+    let handshakes = out.iter().take(n).any(is_own);
     if !handshakes {
         return Reported { events: n, handshakes };
     }
+    // The caller checks for a new connection after any event.
+    set.silence(|_| true);
     let (mut events, mut due) = (0, Vec::new());
     for at in 0..n {
         let Some(mut event) = out.get(at).copied() else { break };
-        if let Some(socket) = DESCRIPTORS.at_address(event.u64) {
-            let (found, known) = (event.events as c_int, DESCRIPTORS.get(socket));
-            let is_connected = known.as_ref().is_none_or(|known| {
-                known.stream().is_none_or(|known| known.stage() == SocketStage::Proposing)
-            });
-            if !is_connected || found & !libc::EPOLLOUT != 0 {
-                due.extend(known);
-            }
+        if let Some(sockets) = is_own(&event).then(|| set.handshakes_of(event.u64)).flatten() {
+            let found = event.events as c_int;
             // The kernel reports an error by itself, once the handshake has failed.
             let has_failed = found & (libc::EPOLLERR | libc::EPOLLHUP) != 0;
-            let has_room = found & libc::EPOLLOUT != 0 && !has_failed;
-            match has_room.then(|| set.note_room(socket)).flatten() {
+            let has_room = found & libc::EPOLLWRNORM != 0 && !has_failed;
+            let mut room = None;
+            for socket in sockets {
+                let known = DESCRIPTORS.get(socket);
+                let is_connected = known.as_ref().is_none_or(|known| {
+                    known.stream().is_none_or(|known| known.stage() == SocketStage::Proposing)
+                });
+                if !is_connected || found & !libc::EPOLLWRNORM != 0 {
+                    due.extend(known);
+                }
+                room = has_room.then(|| set.note_room(socket)).flatten().or(room);
+            }
+            match room {
                 Some(room) => event = room,
                 None => continue,
             }
@@ -136,18 +140,16 @@ fn sort_events(
 
 /// Waits for a set of the parent process, maybe with handshakes of the parent.
 fn wait_in_child(
-    set: &EpollSet,
     fd: c_int,
     out: &mut [libc::epoll_event],
     (end, mask): (Option<Instant>, Option<SignalMask>),
 ) -> SysResult {
     loop {
         let n = epoll_wait(fd, out, left_of(end), mask)?;
-        let n = set.remove_mark(fd, out, n);
         let mut events = 0;
         for at in 0..n {
             let Some(event) = out.get(at).copied() else { break };
-            if DESCRIPTORS.at_address(event.u64).is_none()
+            if !is_own(&event)
                 && let Some(place) = out.get_mut(events)
             {
                 *place = event;
@@ -177,7 +179,7 @@ fn wait_in_kernel(
             0 => set.without_members(|| epoll_wait(fd, rest, left_of(end), signals.mask()))?,
             _ => epoll_wait(fd, rest, Some(Duration::ZERO), None)?,
         };
-        let found = sort_events(set, fd, rest, found, signals);
+        let found = sort_events(set, rest, found, signals);
         let n = n + found.events;
         if n > 0 {
             return Ok(Some(n));
@@ -203,7 +205,7 @@ fn wait_here(
     while !set.start_polling() {
         let turn = left_of(end).map_or(TURN, |left| left.min(TURN));
         let n = epoll_wait(fd, out, Some(turn), signals.mask())?;
-        let found = sort_events(set, fd, out, n, signals);
+        let found = sort_events(set, out, n, signals);
         let is_over = end.is_some_and(|end| Instant::now() >= end);
         if found.events > 0 || is_over && !found.handshakes {
             return Ok(Some(found.events));
@@ -233,7 +235,7 @@ fn wait_alone(
             sleeper.watch.poll_idle_peers();
             if let Some(rest) = out.get_mut(n..).filter(|rest| !rest.is_empty()) {
                 let found = epoll_wait(fd, rest, Some(Duration::ZERO), None)?;
-                let found = sort_events(set, fd, rest, found, signals);
+                let found = sort_events(set, rest, found, signals);
                 n += found.events;
                 if n == 0 && found.handshakes {
                     continue;
@@ -253,7 +255,7 @@ fn wait_alone(
             // All connections have moved: only the kernel's part is left.
             let left = left_of(end).map_or(TURN, |left| left.min(TURN));
             let found = epoll_wait(fd, out, Some(left), signals.mask())?;
-            let found = sort_events(set, fd, out, found, signals);
+            let found = sort_events(set, out, found, signals);
             if found.events > 0 {
                 return Ok(Some(found.events));
             }

@@ -3,10 +3,12 @@
 //! on the kernel carries out all calls on such descriptors.
 
 use std::ffi::c_int;
+use std::mem::ManuallyDrop;
 use std::time::{Duration, Instant};
 
 use guest_driver::SmcStream;
 
+use crate::relay::hand_over::{EndPair, cut_off};
 use crate::relay::{holders, take_back};
 use crate::selection::resolve::resolve;
 use crate::selection::{Selected, Wait, handshake, session, waiting};
@@ -113,26 +115,47 @@ pub(crate) fn close<T>(first: c_int, last: c_int, native: impl FnOnce() -> T) ->
 /// Closes all connections at the end of the program, as the kernel would, and waits for all work due
 /// before the end of the process.
 pub(crate) fn close_all() {
+    // Until the end of the process.
+    let mut pair = ManuallyDrop::new(EndPair::default());
     for fd in 0..=DESCRIPTORS.highest() {
-        let is_stream = DESCRIPTORS.get(fd).is_some_and(|found| found.stream().is_some());
-        if is_stream {
-            let is_relayed = DESCRIPTORS
-                .get(fd)
-                .and_then(|found| Some(found.stream()?.state() == SocketState::Relayed));
-            close(fd, fd, || {
-                if is_relayed == Some(true) {
-                    // The relay then sees the end of what the program wrote.
-                    let _ = raw::close(fd);
-                }
-            });
+        let look = |socket: &StreamSocket| {
+            socket.smc().into_iter().for_each(SmcStream::linger_no_more);
+            socket.state()
+        };
+        let state = DESCRIPTORS.get(fd).and_then(|found| found.stream().map(look));
+        match state {
+            None => {}
+            Some(SocketState::Undecided | SocketState::Deciding) => end(fd, false, &mut pair),
+            Some(SocketState::Smc) => end(fd, true, &mut pair),
+            // The relay then sees the end of the program's data.
+            Some(SocketState::Relayed) => close(fd, fd, || {
+                let _ = raw::close(fd);
+            }),
+            Some(_) => close(fd, fd, || ()),
         }
     }
     leave_closed();
     waiting::finish(false);
 }
 
-/// Waits until send queues have no bytes, for `limit` at most: those of all connections, or those
-/// that no keeper can empty.
+/// Closes a connection at the end of the program. Until the process is gone, other threads, and
+/// destructors in this thread, may still use the number. Their bytes would be in the middle of a
+/// handshake, or beside SMC. From here on nothing reaches the peer by the number.
+fn end(fd: c_int, is_smc: bool, pair: &mut EndPair) {
+    before_close(fd, fd);
+    let pair = pair.of(fd);
+    let numbers = descriptors::lock_numbers(fd, fd);
+    // Before the entry is gone: a call without an entry goes to the kernel.
+    if let Some(pair) = pair {
+        cut_off(fd, pair, is_smc);
+    }
+    let closed = descriptors::close(fd, fd);
+    drop(numbers);
+    drop(closed);
+}
+
+/// Waits until send queues are empty, for at most `limit`. Without `all`, only for queues that a keeper
+/// cannot empty.
 pub(crate) fn await_sent(all: bool, limit: Duration) {
     let begun = Instant::now();
     let is_unsent = || {
@@ -178,12 +201,4 @@ pub(crate) fn leave_inherited(named: impl Fn(c_int) -> bool, has_library: bool) 
 
 fn stays_open(fd: c_int) -> bool {
     raw::fcntl(fd, libc::F_GETFD, 0).is_ok_and(|flags| flags == 0)
-}
-
-/// Whether a program that is executed next gets a connection or a socket that may become one. `named`:
-/// as for [`leave_inherited`].
-pub(crate) fn is_inherited(named: impl Fn(c_int) -> bool) -> bool {
-    (0..=DESCRIPTORS.highest())
-        .filter(|fd| DESCRIPTORS.has(*fd))
-        .any(|fd| named(fd) || stays_open(fd))
 }

@@ -5,9 +5,10 @@ use std::ffi::c_int;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-use guest_driver::interpose::{SignalMask, Woken};
+use guest_driver::interpose::{SignalMask, Watch, Woken};
 use guest_driver::{ChangeToken, SmcStream};
 
+use crate::config;
 use crate::relay::take_back;
 use crate::selection::resolve::resolve;
 use crate::selection::{Selected, Wait, waiting};
@@ -17,15 +18,24 @@ use crate::socket::sleeper::Sleeper;
 use crate::socket::stream::{SocketState, StreamSocket};
 use crate::socket::table::{DESCRIPTORS, DescriptorRef};
 use crate::sys::fork_lock::ForkMutex;
+use crate::sys::own_copies::PairPlace;
 use crate::sys::raw::{self, Errno, SysResult};
 use crate::sys::{left_of, timespec};
 
-/// Sleepers that no call uses.
-static IDLE_SLEEPERS: ForkMutex<Vec<Sleeper>> = ForkMutex::new(Vec::new());
-/// A call on a descriptor that was closed before it returns sooner than this.
+/// Unused watches without descriptors.
+static IDLE_WATCHES: ForkMutex<Vec<Watch>> = ForkMutex::new(Vec::new());
+/// Unused sleepers.
+static IDLE_SLEEPERS: ForkMutex<Vec<(Sleeper, PairPlace)>> = ForkMutex::new(Vec::new());
+/// A call on a descriptor closed before the call returns sooner than this.
 const MILLISECOND: Duration = Duration::from_millis(1);
-/// Number of unused sleepers that the library keeps at most.
-const MAX_IDLE: usize = 16;
+/// Maximum number of unused watches.
+const MAX_IDLE_WATCHES: usize = 16;
+/// Maximum number of unused sleepers. Each has two descriptors.
+const MAX_IDLE_SLEEPERS: usize = 4;
+/// Longest sleep of a call without a descriptor for all of its events.
+const SLICE: Duration = Duration::from_millis(5);
+/// Longest sleep of any other call before the next check.
+const LONGEST: Duration = Duration::from_secs(1);
 
 /// An SMC connection among the descriptors, and its place in the program's list.
 struct Polled {
@@ -37,6 +47,23 @@ struct Polled {
 impl Polled {
     fn stream(&self) -> Option<&SmcStream> {
         self.descriptor.stream().and_then(StreamSocket::smc)
+    }
+}
+
+/// A socket kept unchanged during a call.
+struct Held {
+    descriptor: DescriptorRef,
+    /// The call waits for the end of the socket's handshake.
+    is_undecided: bool,
+    /// The call has no descriptor for the end of the handshake.
+    is_unseen: bool,
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        if let Some(socket) = self.descriptor.stream().filter(|_| self.is_undecided) {
+            socket.decision.release_fd();
+        }
     }
 }
 
@@ -53,18 +80,20 @@ pub(crate) fn poll(
 ) -> SysResult {
     let end = timeout.map(|timeout| Instant::now() + timeout);
     loop {
-        // At every turn, because a handshake may be complete by now. The references in `_held`
-        // keep the decision descriptors open that `native` refers to, and temporary relays what
-        // they are.
-        let (mut polled, mut native, _held) = sort(fds);
+        // In each round, because a handshake may be complete by now. The references in `held` keep the
+        // decision descriptors in `native` open, and keep temporary relays as they are.
+        let (mut polled, mut native, held) = sort(fds);
         waiting::watch_all();
-        if polled.is_empty() && native.iter().zip(&*fds).all(|(ours, theirs)| ours.fd == theirs.fd)
-        {
+        if polled.is_empty() && !held.iter().any(|held| held.is_undecided) {
             return raw_poll(fds, left_of(end), mask);
         }
-        // When the time is over it looks once more, as the kernel does: a descriptor may have been
-        // closed meanwhile.
-        if let Some(n) = poll_once(fds, &mut polled, &mut native, end, mask)? {
+        let slice = match held.iter().any(|held| held.is_unseen) {
+            true => SLICE,
+            false => LONGEST,
+        };
+        // After the time limit the call checks once more, as the kernel does: a descriptor may have
+        // been closed meanwhile.
+        if let Some(n) = poll_once(fds, &mut polled, &mut native, (end, slice), mask)? {
             return Ok(n);
         }
     }
@@ -79,14 +108,15 @@ fn raw_poll(
     raw::ppoll(fds, time.as_ref(), mask)
 }
 
-/// Divides the descriptors. First come the connections that the library polls. Second comes the
-/// list for the kernel, in which those are negative, and which ends with the decision descriptors
-/// of clients that may write already. Third come the sockets that stay as they are meanwhile:
-/// undecided ones, whose decision descriptors are in the kernel's list, and temporary relays.
-fn sort(fds: &[libc::pollfd]) -> (Vec<Polled>, Vec<libc::pollfd>, Vec<DescriptorRef>) {
+/// Divides the descriptors. First come the connections polled by the library. Second comes the list for
+/// the kernel. There the polled connections are negative, and decision descriptors of clients ready for
+/// writes are at the end. Third come the sockets kept unchanged: undecided ones, with their decision
+/// descriptors in the kernel's list, and temporary relays.
+fn sort(fds: &[libc::pollfd]) -> (Vec<Polled>, Vec<libc::pollfd>, Vec<Held>) {
     let (mut polled, mut held) = (Vec::new(), Vec::new());
     let mut native = fds.to_vec();
     let mut decisions = Vec::new();
+    let highest = fds.iter().map(|fd| fd.fd).max().unwrap_or(-1);
     for (at, (fd, native)) in fds.iter().zip(&mut native).enumerate() {
         native.revents = 0;
         if !DESCRIPTORS.has(fd.fd) {
@@ -105,17 +135,17 @@ fn sort(fds: &[libc::pollfd]) -> (Vec<Polled>, Vec<libc::pollfd>, Vec<Descriptor
             continue;
         }
         match resolve(&descriptor, fd.fd, Wait::Short) {
-            Selected::Tcp if socket.temporary_relay().is_some() => held.push(descriptor),
+            Selected::Tcp if socket.temporary_relay().is_some() => {
+                held.push(Held { descriptor, is_undecided: false, is_unseen: false });
+            }
             Selected::Tcp | Selected::Failed => {}
             Selected::Pending => {
                 if registrations::is_in_a_set(socket) {
                     waiting::watch(&descriptor);
                 }
-                let decided = libc::pollfd {
-                    fd: socket.decision.readable_fd().unwrap_or(-1),
-                    events: libc::POLLIN,
-                    revents: 0,
-                };
+                let shows = socket.decision.readable_fd(highest);
+                let decided =
+                    libc::pollfd { fd: shows.unwrap_or(-1), events: libc::POLLIN, revents: 0 };
                 if fd.events & libc::POLLOUT != 0 && socket.is_writable_early() {
                     // The kernel reports the connected TCP socket. From then on the library keeps the
                     // program's bytes.
@@ -126,7 +156,7 @@ fn sort(fds: &[libc::pollfd]) -> (Vec<Polled>, Vec<libc::pollfd>, Vec<Descriptor
                     // is complete.
                     *native = decided;
                 }
-                held.push(descriptor);
+                held.push(Held { descriptor, is_undecided: true, is_unseen: shows.is_none() });
             }
             Selected::Smc if socket.smc().is_some() => {
                 native.fd = -1;
@@ -153,13 +183,11 @@ fn poll_once(
     fds: &mut [libc::pollfd],
     polled: &mut [Polled],
     native: &mut [libc::pollfd],
-    end: Option<Instant>,
+    (end, slice): (Option<Instant>, Duration),
     mask: Option<SignalMask>,
 ) -> Result<Option<usize>, Errno> {
     let others = native.iter().any(|fd| fd.fd >= 0);
-    let sleeper = take_sleeper()?;
     let mut any = false;
-    let count = sleeper.watch.count();
     for one in polled.iter_mut() {
         let Some(stream) = one.stream() else { continue };
         one.token = stream.change_token();
@@ -174,59 +202,76 @@ fn poll_once(
         any |= raw_poll(native, Some(Duration::ZERO), None)? > 0;
     }
     if any {
-        release_sleeper(sleeper);
         return Ok(merge(fds, polled, native));
     }
     if end.is_some_and(|end| Instant::now() >= end) {
-        release_sleeper(sleeper);
         fds.iter_mut().for_each(|fd| fd.revents = 0);
         return Ok(Some(0));
+    }
+    let left = left_of(end).unwrap_or(Duration::MAX).min(slice);
+    if polled.is_empty() {
+        raw_poll(native, Some(left), mask)?;
+        return Ok(None);
     }
     let changed =
         || polled.iter().any(|one| one.stream().is_some_and(|s| s.changed_since(one.token)));
     let begun = Instant::now();
-    if !polled.is_empty() && sleeper.watch.spin_until(changed) {
-        release_sleeper(sleeper);
-        return Ok(None);
-    }
-    for one in polled.iter() {
-        if let Some(stream) = one.stream() {
-            stream.watch(&sleeper.watch);
-        }
-    }
-    let left = left_of(end).unwrap_or(Duration::MAX);
-    let mut woken = None;
-    if !others && mask.is_none() {
-        let streams: Vec<_> = polled.iter().filter_map(Polled::stream).collect();
-        woken = sleeper.watch.sleep_on_lines(&streams, count, left, changed);
-        if woken.is_some() {
-            sleeper.watch.slept(begun.elapsed());
-        }
-    }
-    let woken = woken.unwrap_or_else(|| {
-        let native = native.iter().filter(|fd| fd.fd >= 0);
-        sleep_beside(&sleeper, polled, native, (count, left, mask), changed)
-    });
-    let late = begun.elapsed() >= Duration::from_millis(900);
-    for one in polled.iter() {
-        if let Some(stream) = one.stream() {
-            stream.unwatch(&sleeper.watch);
-            if late {
-                stream.check_tcp();
+    let highest = fds.iter().map(|fd| fd.fd).max().unwrap_or(-1);
+    let watch = take_watch();
+    let woken = if watch.spin_until(changed) {
+        Woken::Changed
+    } else {
+        let on_lines = (!others && mask.is_none()).then(|| sleep_on_lines(&watch, polled, left));
+        let woken = on_lines.flatten().unwrap_or_else(|| match take_sleeper(highest) {
+            Some(sleeper) => {
+                let native = native.iter().filter(|fd| fd.fd >= 0);
+                let woken = sleep_beside(&sleeper.0, polled, native, (left, mask), changed);
+                release_sleeper(sleeper, highest);
+                woken
             }
-        }
+            // Without a descriptor to be woken by connections.
+            None => match raw_poll(native, Some(left.min(SLICE)), mask) {
+                Err(Errno(libc::EINTR)) => Woken::Interrupted,
+                _ => Woken::Changed,
+            },
+        });
+        watch.slept(begun.elapsed());
+        woken
+    };
+    release_watch(watch);
+    if begun.elapsed() >= Duration::from_millis(900) {
+        polled.iter().filter_map(Polled::stream).for_each(SmcStream::check_tcp);
     }
-    release_sleeper(sleeper);
     if woken == Woken::Interrupted { Err(Errno(libc::EINTR)) } else { Ok(None) }
 }
 
-/// Sleeps until a connection changes, which the peers tell by the device, or until the kernel has an
-/// event of one of the other descriptors. `count`: wake-ups before the connections were looked at.
+/// Registers a watch with the connections while `sleep` runs. `sleep` gets the number of earlier
+/// wake-ups.
+fn watched<T>(watch: &Watch, polled: &[Polled], sleep: impl FnOnce(u32) -> T) -> T {
+    let count = watch.count();
+    let streams = || polled.iter().filter_map(Polled::stream);
+    streams().for_each(|stream| stream.watch(watch));
+    let result = sleep(count);
+    streams().for_each(|stream| stream.unwatch(watch));
+    result
+}
+
+/// Sleeps until a connection changes, if all peers report changes without a descriptor. `None`: a peer
+/// does not.
+fn sleep_on_lines(watch: &Watch, polled: &[Polled], left: Duration) -> Option<Woken> {
+    let streams: Vec<_> = polled.iter().filter_map(Polled::stream).collect();
+    let changed =
+        || polled.iter().any(|one| one.stream().is_some_and(|s| s.changed_since(one.token)));
+    watched(watch, polled, |count| watch.sleep_on_lines(&streams, count, left, changed))
+}
+
+/// Sleeps until a connection changes (reported by the device), or until the kernel has an event of
+/// another descriptor.
 fn sleep_beside<'a>(
     sleeper: &Sleeper,
     polled: &[Polled],
     native: impl Iterator<Item = &'a libc::pollfd>,
-    (count, left, mask): (u32, Duration, Option<SignalMask>),
+    (left, mask): (Duration, Option<SignalMask>),
     changed: impl Fn() -> bool,
 ) -> Woken {
     let mut added = Vec::new();
@@ -235,17 +280,15 @@ fn sleep_beside<'a>(
             added.push(fd.fd);
         }
     }
-    let armed = polled.iter().all(|one| one.stream().is_none_or(SmcStream::arm));
-    let mut woken = Woken::Changed;
-    if armed && !changed() {
+    let woken = watched(&sleeper.watch, polled, |count| {
+        let armed = polled.iter().all(|one| one.stream().is_none_or(SmcStream::arm));
+        if !armed || changed() {
+            return Woken::Changed;
+        }
         let stream = polled.first().and_then(Polled::stream);
-        // The mask lets signals in only during the sleep. A signal that is pending ends the sleep
-        // at once.
-        let outer = sleeper.outer.as_fd();
-        let begun = Instant::now();
-        woken = sleeper.watch.sleep_with_mask(mask, stream, count, left, outer);
-        sleeper.watch.slept(begun.elapsed());
-    }
+        // The mask lets signals in only during the sleep. A pending signal ends the sleep at once.
+        sleeper.watch.sleep_with_mask(mask, stream, count, left, sleeper.outer.as_fd())
+    });
     polled.iter().filter_map(Polled::stream).for_each(SmcStream::disarm);
     added.iter().for_each(|fd| sleeper.remove(*fd));
     sleeper.watch.clear_notifier();
@@ -267,17 +310,36 @@ fn merge(fds: &mut [libc::pollfd], polled: &[Polled], native: &[libc::pollfd]) -
     (n > 0).then_some(n)
 }
 
-fn take_sleeper() -> Result<Sleeper, Errno> {
-    match IDLE_SLEEPERS.lock().pop() {
-        Some(sleeper) => Ok(sleeper),
-        None => Ok(Sleeper::new()?),
+fn take_watch() -> Watch {
+    let spin = || config::get().map_or(Duration::ZERO, |config| config.spin);
+    IDLE_WATCHES.lock().pop().unwrap_or_else(|| Watch::without_notifier(spin()))
+}
+
+fn release_watch(watch: Watch) {
+    let mut idle = IDLE_WATCHES.lock();
+    if idle.len() < MAX_IDLE_WATCHES {
+        idle.push(watch);
     }
 }
 
-fn release_sleeper(sleeper: Sleeper) {
+/// A sleeper, for a call on numbers up to `highest`. `None`: descriptors are short.
+fn take_sleeper(highest: c_int) -> Option<(Sleeper, PairPlace)> {
+    let idle = {
+        let mut idle = IDLE_SLEEPERS.lock();
+        // The parent of a fork goes on with its sleepers.
+        idle.retain(|(_, place)| place.is_own());
+        idle.pop()
+    };
+    idle.or_else(|| {
+        let place = PairPlace::take(highest)?;
+        Some((Sleeper::new().ok()?, place))
+    })
+}
+
+fn release_sleeper((sleeper, place): (Sleeper, PairPlace), highest: c_int) {
     let mut idle = IDLE_SLEEPERS.lock();
-    if idle.len() < MAX_IDLE {
-        idle.push(sleeper);
+    if idle.len() < MAX_IDLE_SLEEPERS && place.may_stay(highest) {
+        idle.push((sleeper, place));
     }
 }
 
