@@ -10,12 +10,12 @@
 //! only way to end a thread.
 
 use std::ffi::c_int;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 use std::time::Duration;
 
 use crate::fork;
 use crate::sys::raw;
+use ism_sys::OnceBox;
 
 /// Whether the process may go on without its first thread.
 static MAY_GO_ON: AtomicBool = AtomicBool::new(false);
@@ -26,8 +26,8 @@ static WATCHED: AtomicU32 = AtomicU32::new(0);
 /// The first thread's status from exit(2), or [`UNKNOWN`].
 static STATUS: AtomicI32 = AtomicI32::new(UNKNOWN);
 const UNKNOWN: c_int = -1;
-static CLOSES: OnceLock<fn()> = OnceLock::new();
-/// Pause between two looks at the threads.
+static CLOSES: OnceBox<fn()> = OnceBox::new();
+/// Pause between two counts of the threads.
 const PAUSE: Duration = Duration::from_millis(50);
 /// Stack of the thread, bytes.
 const SMALL_STACK: usize = 256 << 10;

@@ -186,6 +186,11 @@ impl Relay {
         }
     }
 
+    /// Bytes of the program in the relay, not yet taken by the connection.
+    pub(super) fn unsent(&self) -> u64 {
+        (self.to_peer.rest.len() - self.to_peer.at) as u64
+    }
+
     /// Whether the connection has changed since the last turn.
     pub(super) fn has_changed(&self) -> bool {
         self.stream().is_some_and(|stream| stream.changed_since(self.token))

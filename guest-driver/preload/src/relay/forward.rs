@@ -16,6 +16,7 @@ use guest_driver::interpose::StackUpkeep;
 use rustix::thread::futex;
 
 use super::flow::{Relay, RelayCarrier};
+use super::keeper::KeeperLimit;
 use super::take_back::{self, RunningTemporary};
 use crate::fork;
 use crate::socket::pair::SocketPair;
@@ -24,7 +25,7 @@ use crate::socket::sleeper::Sleeper;
 use crate::socket::stream::{RelayState, SocketRole, StreamSocket, TemporaryRelay};
 use crate::socket::table::{DESCRIPTORS, Descriptor, DescriptorRef};
 use crate::sys::fork_lock::{ForkMutex, ForkMutexGuard};
-use crate::sys::{STACK, leaked, raw};
+use crate::sys::{STACK, leaked, own_copies, raw};
 
 /// Bytes moved at a time.
 const CHUNK: usize = 256 << 10;
@@ -63,6 +64,11 @@ pub(super) fn has_unsent_bytes() -> bool {
     SmcStream::any_has_unsent_bytes()[0]
 }
 
+/// A counter, changed when a relay has forwarded bytes, or has ended.
+pub(super) fn progress() -> u32 {
+    PROGRESS.load(Ordering::SeqCst)
+}
+
 fn note_progress() {
     PROGRESS.fetch_add(1, Ordering::SeqCst);
     let _ = futex::wake(&PROGRESS, futex::Flags::PRIVATE, i32::MAX as u32);
@@ -77,6 +83,11 @@ pub(super) fn replace(
     temporary: Option<&Arc<TemporaryRelay>>,
 ) {
     let Some(socket) = descriptor.stream() else { return };
+    if let Some(stream) = socket.own_stream()
+        && let Some(fd) = stream.lent_number()
+    {
+        stream.own_tcp(own_copies::duplicate(fd).ok());
+    }
     give_options(socket, fds.first().copied(), program_end);
     registrations::move_to_kernel(socket, fds, |fd| {
         put_pair(fd, program_end, |tcp_fd| {
@@ -198,7 +209,11 @@ pub(super) fn run(mut upkeep: Option<StackUpkeep>) {
         let _ = sleeper.add_with(fd, DEVICE_EVENTS, DEVICES);
     }
     let mut room = vec![0u8; CHUNK];
+    let mut limit = KeeperLimit::new();
     loop {
+        if let Some(upkeep) = &upkeep {
+            limit.look(upkeep);
+        }
         let mut pause = upkeep.as_mut().map_or(LONGEST, StackUpkeep::turn).min(LONGEST);
         let is_sending = || upkeep.is_some() && has_unsent_bytes();
         if is_sending() {
@@ -253,7 +268,7 @@ pub(super) fn run(mut upkeep: Option<StackUpkeep>) {
         if sleeper.watch.spin_until(|| lock().list.iter_mut().any(find_change)) {
             continue;
         }
-        sleep(sleeper, count, pause, upkeep.as_ref());
+        sleep(sleeper, count, pause, upkeep.as_mut());
         sleeper.watch.slept(begun.elapsed());
     }
 }
@@ -266,8 +281,13 @@ fn find_change(relay: &mut Relay) -> bool {
 /// Registers a relay with the sleeper.
 fn watch(relay: &mut Relay, sleeper: &Sleeper) {
     const EDGES: u32 = (libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP | libc::EPOLLET) as u32;
-    if relay.is_watched && matches!(relay.carrier, RelayCarrier::Undecided(_)) {
-        relay.decide();
+    if relay.is_watched
+        && matches!(relay.carrier, RelayCarrier::Undecided(_))
+        && relay.decide()
+        && let Some(socket) = relay.descriptor.stream()
+    {
+        // The decision was watched below.
+        socket.decision.release_fd();
     }
     if relay.is_watched {
         return;
@@ -276,9 +296,8 @@ fn watch(relay: &mut Relay, sleeper: &Sleeper) {
     let _ = sleeper.add_with(relay.owner_end.as_raw_fd(), EDGES, relay.id);
     match &relay.carrier {
         RelayCarrier::Undecided(_) => {
-            if let Some(fd) =
-                relay.descriptor.stream().and_then(|socket| socket.decision.readable_fd())
-            {
+            let socket = relay.descriptor.stream();
+            if let Some(fd) = socket.and_then(|socket| socket.decision.readable_fd(-1)) {
                 let _ = sleeper.add_with(fd, (libc::EPOLLIN | libc::EPOLLET) as u32, relay.id);
             }
         }
@@ -320,9 +339,8 @@ fn unwatch(relay: &Relay, sleeper: &Sleeper) {
     }
 }
 
-/// Sleeps until one of the relays may have something to do. `count`: the sleeper's count of
-/// wake-ups before the last turn.
-fn sleep(sleeper: &Sleeper, count: u32, pause: Duration, upkeep: Option<&StackUpkeep>) {
+/// Sleeps until a relay may have work. `count`: the sleeper's count of wake-ups before the last turn.
+fn sleep(sleeper: &Sleeper, count: u32, pause: Duration, mut upkeep: Option<&mut StackUpkeep>) {
     let any = {
         let mut relays = lock();
         let armed = relays.list.iter().filter_map(Relay::stream).all(|stream| stream.arm());
@@ -355,7 +373,7 @@ fn sleep(sleeper: &Sleeper, count: u32, pause: Duration, upkeep: Option<&StackUp
         for event in events.get(..n).unwrap_or_default() {
             let id = event.u64;
             if id == DEVICES
-                && let Some(upkeep) = upkeep
+                && let Some(upkeep) = &mut upkeep
             {
                 upkeep.serve();
             }

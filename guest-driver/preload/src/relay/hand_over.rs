@@ -11,7 +11,9 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::forward::{replace, start, start_undecided};
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+
+use super::forward::{put_pair, replace, start, start_undecided};
 use crate::socket::pair::{HIGH_FDS, SocketPair};
 use crate::socket::states::SocketStage;
 use crate::socket::stream::{SocketState, StreamSocket, TemporaryRelay};
@@ -21,8 +23,11 @@ use crate::sys::{borrowed, owned, raw, wait_readable};
 /// Limit to wait for a new relay to forward the bytes at hand.
 const FIRST_BYTES_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The temporary relay that the relay of these descriptors is; `None`: it stays. A standard
-/// descriptor is for stdio.
+/// Limit of a call on a connection at the end of the program.
+const CUT_OFF_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The temporary relay for these descriptors; `None`: the relay stays for good. A standard descriptor
+/// is for stdio.
 pub(super) fn temporary_relay_of(fds: &[c_int], pair: &SocketPair) -> Option<Arc<TemporaryRelay>> {
     let is_temporary = !fds.is_empty() && fds.iter().all(|fd| *fd > 2);
     is_temporary.then(|| TemporaryRelay::new(&pair.program_end)).flatten()
@@ -92,8 +97,57 @@ pub(crate) fn hand_over_closed(descriptor: DescriptorRef, tcp: OwnedFd) {
     }
 }
 
-/// Whether this process has connections that are to be left to the kernel before another program
-/// gets them, or that SMC may carry, now or when a relay is taken back.
+/// Pairs without a relay, for the numbers of connections at the end of the program. A pair takes some
+/// bytes, as TCP does for a peer without reads, and has no bytes to read. There is a pair for blocking
+/// calls and another for non-blocking calls. All connections share the two, since a keeper needs
+/// numbers, too.
+#[derive(Debug, Default)]
+pub(crate) struct EndPair {
+    waiting: Option<SocketPair>,
+    nonblocking: Option<SocketPair>,
+}
+
+impl EndPair {
+    /// The pair for a connection's number. `None`: the number is no TCP socket any more, because the
+    /// program has closed the socket by an instruction of its own, or there are no descriptors. The
+    /// caller does not hold [`NUMBERS`]: the pair may get a number with such an entry for a moment,
+    /// too.
+    pub(crate) fn of(&mut self, fd: c_int) -> Option<&SocketPair> {
+        let is_tcp =
+            raw::socket_option(fd, libc::SOL_SOCKET, libc::SO_PROTOCOL) == Ok(libc::IPPROTO_TCP);
+        if !is_tcp {
+            return None;
+        }
+        let flags = raw::fcntl(fd, libc::F_GETFL, 0).unwrap_or(0) as c_int;
+        let pair = match flags & libc::O_NONBLOCK {
+            0 => &mut self.waiting,
+            _ => &mut self.nonblocking,
+        };
+        if pair.is_none() {
+            *pair = SocketPair::new(fd);
+            // Limits the time of the program's destructors.
+            for which in [Timeout::Recv, Timeout::Send] {
+                let end = &pair.as_ref()?.program_end;
+                let _ = set_socket_timeout(end, which, Some(CUT_OFF_TIMEOUT));
+            }
+        }
+        pair.as_ref()
+    }
+}
+
+/// Puts the end of a pair in the place of a connection's number. `is_smc`: the connection has another
+/// descriptor of the TCP socket. Otherwise the TCP socket stays open: its close may wait, and the end
+/// of the process does not. The caller holds [`NUMBERS`].
+pub(crate) fn cut_off(fd: c_int, pair: &SocketPair, is_smc: bool) {
+    put_pair(fd, &pair.program_end, |tcp| {
+        if is_smc {
+            let _ = raw::close(tcp);
+        }
+    });
+}
+
+/// Whether this process has connections to be left to the kernel before another program gets them, or
+/// candidates for SMC, now or when a relay is taken back.
 pub(crate) fn has_any() -> bool {
     let counts = |socket: &StreamSocket| {
         must_be_left(socket)

@@ -17,7 +17,7 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use guest_driver::interpose::{AfterFork, ForkLocks, PendingDecline};
+use guest_driver::interpose::{AfterFork, ForkLocks, PendingDecline, StackUpkeep};
 use guest_driver::{SmcStream, Stack};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{SendFlags, send};
@@ -27,14 +27,20 @@ use super::forward::{self, Relays};
 use crate::socket::pair::high;
 use crate::socket::table::DescriptorRef;
 use crate::sys::raw::ForkResult;
-use crate::sys::{fork_lock, heap, own_numbers, raw};
-use crate::{fork, status};
+use crate::sys::{fork_lock, heap, own_numbers, raw, watchdog};
+use crate::{config, fork, log, status};
 
 /// Limit for the attempts to find a moment without locks held by threads.
 const LIMIT: Duration = Duration::from_secs(2);
-/// How long it waits for the child to say that it has found everything in order.
-const ANSWER: Duration = Duration::from_secs(1);
-/// Name of the process.
+/// Limit to wait for handshakes tied to this process: longer than a client waits for its server.
+const DECIDED: Duration = Duration::from_secs(35);
+/// Limit to wait for the child's report of a good state. A busy machine may leave the child no
+/// processor. A child with a held lock ends, and the end is seen at once.
+const ANSWER: Duration = Duration::from_secs(10);
+/// Limit of a turn of the keeper's thread; the keeper ends after the limit. No turn waits for a peer.
+const TURN: Duration = Duration::from_secs(60);
+/// Interval of the checks for progress of the peers.
+const LOOK: Duration = Duration::from_secs(1);
 const NAME: &CStr = c"smc-keeper";
 
 /// The step of the process while the keeper waits.
@@ -61,9 +67,16 @@ pub(crate) fn has_work() -> bool {
     forward::has_unsent_bytes() || !forward::lock().list.is_empty()
 }
 
-/// Makes a keeper for the relays, and calls `next` while it waits. `None`: there can be none, or no
-/// relay could be kept; `next` was not called.
-pub(crate) fn make<T>(stack: &Arc<Stack>, next: impl FnOnce() -> KeeperResult<T>) -> Option<T> {
+/// Makes a keeper for the relays, and calls `next` while the keeper waits. `None`: there can be no
+/// keeper, or no relay could be kept; `next` was not called. `stack`: the stack of the relays. A
+/// handshake may still open the first device, and with it another stack: the keeper needs the stack
+/// after all decisions.
+pub(crate) fn make<T>(
+    stack: impl FnOnce() -> Option<&'static Arc<Stack>>,
+    next: impl FnOnce() -> KeeperResult<T>,
+) -> Option<T> {
+    await_decisions();
+    let stack = stack()?;
     if !stack.can_be_inherited() {
         return None;
     }
@@ -97,6 +110,19 @@ pub(crate) fn make<T>(stack: &Arc<Stack>, next: impl FnOnce() -> KeeperResult<T>
                 std::thread::sleep(Duration::from_millis(1));
             }
         }
+    }
+}
+
+/// Waits until each relay's handshake has ended, or waits for its server.
+fn await_decisions() {
+    let until = Instant::now() + DECIDED;
+    let any = || {
+        let relays = forward::lock();
+        let _held = HeldAnswers::of(&relays);
+        relays.list.iter().any(is_being_decided)
+    };
+    while any() && Instant::now() < until {
+        std::thread::sleep(Duration::from_millis(1));
     }
 }
 
@@ -170,6 +196,10 @@ fn attempt<T, F: FnOnce() -> KeeperResult<T>>(
                 return AfterFork::Release(Attempt::Again);
             }
             let Some(next) = next.take() else { return AfterFork::Release(Attempt::GiveUp) };
+            // From here on the end of this process is the beginning of the keeper.
+            if send(&ours, CHOSEN, SendFlags::NOSIGNAL).is_err() {
+                return AfterFork::Release(Attempt::GiveUp);
+            }
             match next() {
                 KeeperResult::End(result) => {
                     // The keeper goes on when this end closes, with the process.
@@ -177,7 +207,7 @@ fn attempt<T, F: FnOnce() -> KeeperResult<T>>(
                     AfterFork::Keep(Attempt::Done(KeeperResult::End(result)))
                 }
                 KeeperResult::GoOn(result) => {
-                    let _ = send(&ours, b"x", SendFlags::NOSIGNAL);
+                    let _ = send(&ours, NOT_NEEDED, SendFlags::NOSIGNAL);
                     AfterFork::Release(Attempt::Done(KeeperResult::GoOn(result)))
                 }
             }
@@ -201,23 +231,25 @@ fn keep(
     mut relays: fork_lock::ForkMutexGuard<'static, Relays>,
     maker: &OwnedFd,
 ) -> ! {
+    watchdog::begin(&IS_STUCK);
+    watchdog::restart(turn());
     fork::as_keeper();
     fork_lock::in_child();
     if !stack.is_unlocked() {
         end(1);
     }
-    detach(stack, &relays, maker);
+    let highest = detach(stack, &relays, maker);
     if send(maker, b"r", SendFlags::NOSIGNAL).is_err() {
         end(1);
     }
-    // A byte: the maker goes on itself. The end: it has ended, or has executed the program.
-    let mut word = [0u8; 1];
-    while match rustix::io::read(maker, &mut word) {
-        Ok(0) => false,
-        Ok(_) => end(0),
-        Err(rustix::io::Errno::INTR) => true,
-        Err(_) => false,
-    } {}
+    // The maker may take any time for the program's call.
+    watchdog::restart(Duration::ZERO);
+    if !is_left_alone(maker) {
+        end(0);
+    }
+    watchdog::restart(turn());
+    // The connections are this process's alone.
+    watchdog::reset_at_end(highest);
     let (kept, lost): (Vec<_>, Vec<_>) =
         std::mem::take(&mut relays.list).into_iter().partition(can_be_kept);
     // These connections use verbs objects, gone with the maker.
@@ -234,6 +266,85 @@ fn keep(
     drop(relays);
     forward::run(Some(upkeep));
     end(0);
+}
+
+/// Message of the maker to the child: the child's report came in time.
+const CHOSEN: &[u8] = b"c";
+/// Second message: the maker goes on itself.
+const NOT_NEEDED: &[u8] = b"x";
+
+/// Waits until the maker has ended or has executed the program. `false`: the maker goes on itself, or
+/// has made another child, because this child was ready too late.
+fn is_left_alone(maker: &OwnedFd) -> bool {
+    let mut said = [0u8; 2];
+    let mut len = 0;
+    loop {
+        match rustix::io::read(maker, said.get_mut(len..).unwrap_or_default()) {
+            Ok(n @ 1..) => len += n,
+            Err(rustix::io::Errno::INTR) => {}
+            // The end, or a reset: the maker is gone.
+            Ok(_) | Err(_) => return said.get(..len) == Some(CHOSEN),
+        }
+    }
+}
+
+static IS_STUCK: fn() = status::keeper_is_stuck;
+
+/// Limit for a keeper to wait for peers without progress.
+fn limit() -> Duration {
+    config::get().map_or(TURN, |config| config.keeper)
+}
+
+/// Limit of one turn.
+fn turn() -> Duration {
+    limit().clamp(LOOK * 2, TURN)
+}
+
+/// Progress of the peers with the keeper's bytes. TCP gives a closed connection up if the peer reads
+/// nothing; likewise a keeper ends if none of its peers makes progress.
+pub(super) struct KeeperLimit {
+    /// Connections and bytes left at the last check, and the counter of the relays' progress.
+    seen: (usize, u64, u32),
+    /// Duration without progress.
+    idle: Duration,
+    last: Instant,
+}
+
+impl KeeperLimit {
+    pub(super) fn new() -> KeeperLimit {
+        KeeperLimit { seen: Default::default(), idle: Duration::ZERO, last: Instant::now() }
+    }
+
+    /// Checks once a second, and ends the process after too long a wait.
+    pub(super) fn look(&mut self, upkeep: &StackUpkeep) {
+        let passed = self.last.elapsed();
+        if passed < LOOK {
+            return;
+        }
+        self.last = Instant::now();
+        // The process may have been stopped for longer, unable to send.
+        self.idle += passed.min(2 * LOOK);
+        watchdog::restart(turn());
+        let relays = forward::lock();
+        let is_used = relays.list.iter().any(|relay| !relay.is_closed());
+        let relayed: u64 = relays.list.iter().map(Relay::unsent).sum();
+        drop(relays);
+        let (connections, bytes) = upkeep.undelivered();
+        let seen = (connections, bytes + relayed, forward::progress());
+        if is_used || seen != self.seen {
+            (self.seen, self.idle) = (seen, Duration::ZERO);
+        }
+        if self.idle < limit() {
+            return;
+        }
+        status::keeper_gives_up(connections, bytes + relayed, self.idle);
+        for relay in &mut forward::lock().list {
+            relay.fail();
+            relay.end();
+        }
+        upkeep.reset_undelivered();
+        end(1);
+    }
 }
 
 /// Takes the handshake of a client over.
@@ -253,14 +364,17 @@ fn end(status: c_int) -> ! {
     }
 }
 
-/// Leaves everything of the program's: its session, its directory, its descriptors.
-fn detach(stack: &Arc<Stack>, relays: &Relays, maker: &OwnedFd) {
+/// Leaves the program's resources: its session, its directory, its descriptors. Returns the highest
+/// number of a kept descriptor.
+fn detach(stack: &Arc<Stack>, relays: &Relays, maker: &OwnedFd) -> c_int {
     raw::allow_termination();
     let _ = rustix::process::setsid();
     let _ = rustix::thread::set_name(NAME);
     let _ = rustix::process::chdir("/");
     let mut kept: Vec<RawFd> = stack.descriptors();
     kept.push(maker.as_raw_fd());
+    let log = log::file_of_warnings();
+    kept.extend(log);
     for relay in &relays.list {
         kept.extend(relay.descriptors());
     }
@@ -274,12 +388,39 @@ fn detach(stack: &Arc<Stack>, relays: &Relays, maker: &OwnedFd) {
     }
     let _ = raw::close_range(first, c_int::MAX, 0);
     own_numbers::forget_all();
-    // Nothing that is opened later gets the number of a standard stream.
+    log.into_iter().for_each(own_numbers::enter);
+    // Keeps the numbers of the standard streams occupied.
     for _ in 0..3 {
         if let Ok(null) = std::fs::File::options().read(true).write(true).open("/dev/null")
             && null.as_raw_fd() <= 2
         {
             std::mem::forget(null);
+        }
+    }
+    first - 1
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+    use std::os::unix::net::UnixStream;
+
+    #[test]
+    fn a_child_that_was_ready_too_late_is_no_keeper() {
+        for (says, unread, expected) in [
+            ("", "", false),
+            ("", "r", false),
+            ("c", "", true),
+            ("c", "r", true),
+            ("cx", "", false),
+        ] {
+            let (mut ours, mut theirs) = UnixStream::pair().unwrap();
+            ours.write_all(says.as_bytes()).unwrap();
+            // The maker closes its end with unread bytes.
+            theirs.write_all(unread.as_bytes()).unwrap();
+            drop(ours);
+            assert_eq!(is_left_alone(&theirs.into()), expected, "{says:?} {unread:?}");
         }
     }
 }

@@ -26,9 +26,9 @@ use std::time::{Duration, Instant};
 use super::flow::Relay;
 use super::{forward, holders};
 use crate::fork;
-use crate::socket::registrations;
 use crate::socket::stream::{StreamSocket, TemporaryRelay};
 use crate::socket::table::{DESCRIPTORS, DescriptorRef, NUMBERS};
+use crate::socket::{descriptors, registrations};
 use crate::sys::{borrowed, raw};
 
 /// Pause between the beginning of a temporary relay and the first check.
@@ -218,6 +218,7 @@ fn put_back(temporary: &Arc<TemporaryRelay>, entries: &[(c_int, DescriptorRef)])
                 DESCRIPTORS.share(&relay.descriptor, *fd);
             }
         });
+        descriptors::lend_number_locked(&relay.descriptor, first);
     }
     // The thread has a reference to the connection while asleep.
     forward::wake();
@@ -234,7 +235,9 @@ fn follow_options(socket: &StreamSocket, tcp: c_int, flags: c_int) {
     options.set_low_water(u32::try_from(number(libc::SO_RCVLOWAT)).unwrap_or(0));
     if let Some(stream) = socket.smc() {
         let _ = stream.set_oob_inline(number(libc::SO_OOBINLINE) != 0);
-        if let Ok(linger) = rustix::net::sockopt::socket_linger(borrowed(tcp)) {
+        if stream.programs_linger().is_none()
+            && let Ok(linger) = rustix::net::sockopt::socket_linger(borrowed(tcp))
+        {
             let _ = stream.set_linger(linger);
         }
     }
