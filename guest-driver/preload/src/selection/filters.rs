@@ -4,8 +4,10 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use guest_driver::Fallback;
+
 use crate::sys::fork_lock::ForkLock;
-use crate::{config, fork, status};
+use crate::{config, fork, status, tcp_notes};
 
 /// Whether this process, or its parent before the fork, has looked.
 static LOOKED: AtomicBool = AtomicBool::new(false);
@@ -37,6 +39,7 @@ pub(super) fn forbid_devices() -> bool {
     }
     let Some(call) = ism_sys::forbidden_call() else { return false };
     status::stays_out(call);
+    tcp_notes::note_all(Fallback::Filtered(call.into()), true);
     config::switch_off();
     true
 }

@@ -10,13 +10,13 @@ use crate::selection::first_bytes::peek;
 use crate::selection::outcome::note_linger;
 use crate::selection::server::ClientLook;
 use crate::selection::transitions::carry_out;
-use crate::selection::{Wait, client, server, waiting};
+use crate::selection::{Wait, client, option, server, waiting};
 use crate::socket::states::SocketEvent;
 use crate::socket::stream::{SocketRole, SocketState, StreamSocket};
 use crate::socket::table::DescriptorRef;
 use crate::status;
 use crate::sys::borrowed;
-use crate::sys::own_stack::on_own_stack;
+use crate::sys::own_stack::OwnStack;
 use crate::sys::raw::{self, Errno};
 
 /// Begins the handshake, if the state of the socket allows this event. `true`: a signal interrupts
@@ -39,14 +39,23 @@ pub(super) fn begin(
         }
     }
     carry_out(descriptor, fd, event)
-        && raw::blocking_signals(|mask| {
-            on_own_stack(|| start(descriptor, socket, fd, (wait, mask), copy))
+        && raw::blocking_signals(|mask| match OwnStack::take() {
+            Some(mut stack) => stack.run(|| start(descriptor, socket, fd, (wait, mask), copy)),
+            None if socket.role() == SocketRole::Client => {
+                client::decline_here(descriptor, socket, fd);
+                false
+            }
+            // To decline takes little of the caller's stack.
+            None => {
+                socket.decision.forbid_proposal();
+                start(descriptor, socket, fd, (wait, mask), copy)
+            }
         })
 }
 
 /// The client of a server proposes nothing, and no handshake has begun.
 fn stay_plain(descriptor: &DescriptorRef, fd: c_int) {
-    status::server_stays_on_tcp(fd, borrowed(fd));
+    status::server_stays_on_tcp(fd, borrowed(fd), option::why_not_proposed());
     carry_out(descriptor, fd, SocketEvent::Plain);
 }
 

@@ -6,13 +6,20 @@
 //! The files of a process show most such programs before their first connection. Others are found
 //! by their actions.
 
-use std::ffi::c_int;
+use std::ffi::{OsStr, c_int};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::socket::stream::StreamSocket;
-use crate::socket::table::DESCRIPTORS;
-use crate::status;
+use guest_driver::kernel_calls;
+
+use crate::selection::{answering_listeners, handed_listeners, session};
+use crate::socket::stream::{SocketState, StreamSocket};
+use crate::socket::table::{DESCRIPTORS, DescriptorRef, epoll_set_of};
+use crate::sys::fork_lock::ForkMutex;
+use crate::sys::own_stack::OwnStack;
 use crate::sys::{borrowed, is_epoll_set, raw};
+use crate::{fork, status};
 
 /// Whether the program makes such calls on connections that may be on SMC.
 static FOUND: AtomicBool = AtomicBool::new(false);
@@ -27,16 +34,131 @@ pub(crate) fn found() -> bool {
 fn note(what: &str) {
     if !FOUND.swap(true, Ordering::Relaxed) {
         status::program_goes_around(what);
+        handed_listeners::leave_all();
     }
 }
 
-/// Looks for sets of epoll that the program has made without the library and in which it watches
-/// connections or listeners. Called before the process opens a device.
+/// Notes calls of libc outside the library, reported by the caller.
+pub(crate) fn note_libc() {
+    FOUND.store(true, Ordering::Relaxed);
+    handed_listeners::leave_all();
+}
+
+/// Whether the process may have files newer than the last look.
+static HAS_NEW_FILES: AtomicBool = AtomicBool::new(true);
+/// The inodes of the files already checked.
+static LOOKED_AT: ForkMutex<Vec<u64>> = ForkMutex::new(Vec::new());
+
+/// The program opens an object. `file`: its path, if known. `true`: the object makes such calls,
+/// and with the object in the process nothing may be on SMC.
+pub(crate) fn opens(file: Option<&Path>) -> bool {
+    HAS_NEW_FILES.store(true, Ordering::Relaxed);
+    let is_in_use = || answering_listeners::any() || session::opened().is_some();
+    let makes_calls = |file: &&Path| {
+        let look = || !is_libcs(file) && kernel_calls::makes_socket_calls(file);
+        on_own_stack(look)
+    };
+    match file.filter(|_| !found() && is_in_use()).filter(makes_calls) {
+        Some(file) => {
+            note_file(file);
+            true
+        }
+        None => false,
+    }
+}
+
+/// Does work on a stack of the library, or on the caller's if there is no memory for another one.
+fn on_own_stack<T>(work: impl FnOnce() -> T) -> T {
+    raw::without_signals(|| match OwnStack::take() {
+        Some(mut stack) => stack.run(work),
+        None => work(),
+    })
+}
+
+fn note_file(file: &Path) {
+    let name = file.file_name().unwrap_or_default().to_string_lossy();
+    note(&format!("the kernel (in {name})"));
+}
+
+/// Checks the instructions of the files of the process. Called before a listener answers and before
+/// a client asks, so no peer proposes SMC to a program about to read the Proposal.
+#[inline]
+pub(crate) fn look_at_files() {
+    if HAS_NEW_FILES.load(Ordering::Relaxed) && !fork::shares_memory() {
+        on_own_stack(first_look);
+    }
+}
+
+#[cold]
+fn first_look() {
+    HAS_NEW_FILES.store(false, Ordering::Relaxed);
+    let maps = std::fs::read("/proc/self/maps").unwrap_or_default();
+    let here = first_look as *const () as usize;
+    for line in maps.split(|byte| *byte == b'\n') {
+        let Some((inode, file)) = executed_file(line, here) else { continue };
+        let mut looked_at = LOOKED_AT.lock();
+        if looked_at.contains(&inode) {
+            continue;
+        }
+        looked_at.push(inode);
+        drop(looked_at);
+        if !is_libcs(file) && kernel_calls::makes_socket_calls(file) {
+            note_file(file);
+        }
+    }
+}
+
+/// The inode and the path of a file, if mapped executable and not at this address.
+fn executed_file(line: &[u8], except: usize) -> Option<(u64, &Path)> {
+    let at = line.iter().position(|byte| *byte == b'/')?;
+    let (head, path) = line.split_at_checked(at)?;
+    let mut words = std::str::from_utf8(head).ok()?.split_ascii_whitespace();
+    let (begin, end) = words.next()?.split_once('-')?;
+    let address = |text| usize::from_str_radix(text, 16).ok();
+    let is_executed = words.next()?.contains('x');
+    let inode = words.nth(2)?.parse().ok()?;
+    let is_other = !(address(begin)?..address(end)?).contains(&except);
+    (is_executed && is_other).then(|| (inode, Path::new(OsStr::from_bytes(path))))
+}
+
+/// Whether a file is libc's, or a library of the distribution: these are in directories of the
+/// system, and call libc. A libc of another place is known by its name, and so is a library calling
+/// the kernel for futexes.
+fn is_libcs(file: &Path) -> bool {
+    const NAMES: [&str; 9] = [
+        "ld-linux",
+        "libc.so",
+        "libpthread.so",
+        "librt.so",
+        "libdl.so",
+        "libaio.so",
+        "liburing.so",
+        "libgomp",
+        "libitm",
+    ];
+    const PLACES: [&str; 4] = ["/lib", "/lib64", "/usr/lib", "/usr/lib64"];
+    let name = file.file_name().unwrap_or_default().to_string_lossy();
+    let Some(directory) = file.parent() else { return false };
+    let is_machines = directory.to_string_lossy().ends_with("-linux-gnu");
+    let place = if is_machines { directory.parent() } else { Some(directory) };
+    NAMES.iter().any(|known| name.starts_with(known))
+        || place.is_some_and(|place| PLACES.iter().any(|known| place == Path::new(known)))
+}
+
+/// Looks for epoll sets in which the program watches connections or listeners without the library:
+/// the program has made the set or the entry by a call of its own. Called before the process opens
+/// a device.
 pub(super) fn look_for_sets() {
     let Ok(entries) = std::fs::read_dir("/proc/self/fd") else { return };
     let number = |entry: std::fs::DirEntry| entry.file_name().to_str()?.parse().ok();
-    let mut unknown = entries.flatten().filter_map(number).filter(|fd| !DESCRIPTORS.has(*fd));
-    if unknown.any(|fd| is_epoll_set(fd) && watches_connections(fd)) {
+    let mut all = entries.flatten().filter_map(number);
+    let is_unseen = |fd: c_int| match epoll_set_of(fd) {
+        Some(set) => members(fd).iter().any(|member| is_entered_without(fd, &set, member)),
+        None => {
+            !DESCRIPTORS.has(fd) && is_epoll_set(fd) && members(fd).iter().any(Member::is_socket)
+        }
+    };
+    if all.any(is_unseen) {
         note("epoll");
     }
 }
@@ -56,13 +178,56 @@ pub(super) fn has_read(socket: &StreamSocket, fd: c_int) -> bool {
     has_read
 }
 
-/// Whether a set has a connection that the library knows, or a listener of TCP.
-fn watches_connections(set: c_int) -> bool {
+/// A member of a set of the kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Member {
+    /// The number of the descriptor when it was added.
+    fd: c_int,
+    inode: u64,
+}
+
+impl Member {
+    /// The member of a line of fdinfo.
+    fn of_line(line: &str) -> Option<Member> {
+        let (fd, rest) = line.strip_prefix("tfd:")?.trim_start().split_once(' ')?;
+        let inode = rest.split_whitespace().find_map(|word| word.strip_prefix("ino:"))?;
+        Some(Member { fd: fd.parse().ok()?, inode: u64::from_str_radix(inode, 16).ok()? })
+    }
+
+    /// Whether the descriptor still is the added file. Another process may keep the file, and so
+    /// the member, after the number has become another file's.
+    fn is_open(&self) -> bool {
+        rustix::fs::fstat(borrowed(self.fd)).is_ok_and(|stat| stat.st_ino == self.inode)
+    }
+
+    /// Whether the member is a connection known to the library, or a listener of TCP.
+    fn is_socket(&self) -> bool {
+        let is_known = DESCRIPTORS.get(self.fd).is_some_and(|found| found.stream().is_some());
+        self.is_open() && (is_known || is_listener(self.fd))
+    }
+}
+
+/// The members of a set.
+fn members(set: c_int) -> Vec<Member> {
     let text = std::fs::read_to_string(format!("/proc/self/fdinfo/{set}")).unwrap_or_default();
-    text.lines().filter_map(member).any(|fd| {
-        let known = || DESCRIPTORS.get(fd).is_some_and(|found| found.stream().is_some());
-        DESCRIPTORS.has(fd) && known() || is_listener(fd)
-    })
+    text.lines().filter_map(Member::of_line).collect()
+}
+
+/// Whether a known set has a connection added without the library. Several numbers may be of one
+/// set.
+fn is_entered_without(fd: c_int, set: &DescriptorRef, member: &Member) -> bool {
+    let Some(found) = DESCRIPTORS.get(member.fd) else { return false };
+    let Some(socket) = found.stream() else { return false };
+    if !matches!(socket.state(), SocketState::Undecided | SocketState::Deciding | SocketState::Smc)
+    {
+        return false;
+    }
+    let registrations = socket.registrations();
+    let is_known = registrations
+        .iter()
+        .any(|known| known.set == fd || epoll_set_of(known.set).is_some_and(|known| known.is(set)));
+    // With the lock no other thread is about to add or remove a member.
+    !is_known && member.is_open() && members(fd).contains(member)
 }
 
 fn is_listener(fd: c_int) -> bool {
@@ -70,19 +235,35 @@ fn is_listener(fd: c_int) -> bool {
     option(libc::SO_ACCEPTCONN) == Ok(1) && option(libc::SO_PROTOCOL) == Ok(libc::IPPROTO_TCP)
 }
 
-/// The descriptor of a line about a member of a set.
-fn member(line: &str) -> Option<c_int> {
-    line.strip_prefix("tfd:")?.split_whitespace().next()?.parse().ok()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
+    fn files_are_those_that_are_executed_and_no_librarys_of_the_system() {
+        let line =
+            |access: &str, path: &str| format!("1000-2000 {access} 00001000 fe:00 17   {path}");
+        let of = |line: &str| executed_file(line.as_bytes(), 0x5000).map(|found| found.0);
+        assert_eq!(of(&line("r-xp", "/opt/program with blanks")), Some(17));
+        assert_eq!(of(&line("rw-p", "/opt/program")), None);
+        assert_eq!(of(&line("r-xp", "[vdso]")), None);
+        assert_eq!(executed_file(line("r-xp", "/opt/this").as_bytes(), 0x1fff), None);
+        for (file, is_its) in [
+            ("/usr/lib/x86_64-linux-gnu/libssl.so.3", true),
+            ("/lib64/libm.so.6", true),
+            ("/opt/glibc/libc.so.6", true),
+            ("/usr/bin/nginx", false),
+            ("/usr/lib/jvm/lib/server/libjvm.so", false),
+            ("/home/x/lib/plugin.so", false),
+        ] {
+            assert_eq!(is_libcs(Path::new(file)), is_its, "{file}");
+        }
+    }
+
+    #[test]
     fn the_lines_of_a_set_name_its_members() {
         let line = "tfd:        5 events:       19 data:                5  pos:0 ino:1b3 sdev:8";
-        assert_eq!(member(line), Some(5));
-        assert_eq!(member("flags:\t02000002"), None);
+        assert_eq!(Member::of_line(line), Some(Member { fd: 5, inode: 0x1b3 }));
+        assert_eq!(Member::of_line("flags:\t02000002"), None);
     }
 }
