@@ -13,20 +13,18 @@ use ism_sys::interrupt;
 use rustix::event::{PollFd, PollFlags, Timespec};
 
 use crate::selection::outcome::{complete, complete_with_tcp, duplicate};
-use crate::selection::waiting::{self, PendingHandshake, Watcher};
+use crate::selection::waiting::{self, PendingHandshake, WaitingPlace, Watcher};
 use crate::selection::{Wait, listening_ports, option, reconnect, server_memory, session};
 use crate::socket::states::SocketStage;
 use crate::socket::stream::StreamSocket;
 use crate::socket::table::DescriptorRef;
 use crate::sys::raw::{self, Errno};
-use crate::sys::{borrowed, lent_stream, timespec, wait_readable};
+use crate::sys::{borrowed, lent_stream, timespec};
 use crate::{status, tcp_notes};
 
 /// How long `connect` on a blocking socket waits for the handshake. Then the call returns with the
 /// connection undecided: TCP's `connect` does not wait for the server's program either.
 const CONNECT: Duration = Duration::from_millis(50);
-/// How often a thread checks that waits because there are no threads left.
-const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Begins. With [`Wait::Block`] the caller waits for the handshake, for [`CONNECT`] at most.
 /// `true`: a signal interrupts the call. `copy`: a second descriptor of the connection, if there is
@@ -38,7 +36,9 @@ pub(super) fn start(
     (wait, mask): (Wait, SignalMask),
     copy: Option<OwnedFd>,
 ) -> bool {
-    let Ok(tcp) = copy.map_or_else(|| duplicate(fd), Ok).map(TcpStream::from) else {
+    let copy = copy.or_else(|| duplicate(fd).ok());
+    let copy = copy.and_then(|copy| Some((TcpStream::from(copy), WaitingPlace::take()?)));
+    let Some((tcp, place)) = copy else {
         decline_here(descriptor, socket, fd);
         return false;
     };
@@ -48,10 +48,11 @@ pub(super) fn start(
     let pending: Box<dyn PendingHandshake> = if is_connected && session::opened().is_some() {
         match propose(descriptor, fd, tcp) {
             Some(Proposed::Waits(outgoing)) if wait == Wait::Block => {
-                return wait_here(descriptor, fd, outgoing, mask);
+                return wait_here(descriptor, fd, outgoing, mask, &place);
             }
             Some(Proposed::Again(pending)) if wait == Wait::Block => {
-                return wait_again(descriptor, fd, pending, (Instant::now() + CONNECT, mask));
+                let end = Instant::now() + CONNECT;
+                return wait_again(descriptor, fd, pending, (end, mask), &place);
             }
             Some(proposed) => proposed.pending(),
             None => return false,
@@ -63,25 +64,17 @@ pub(super) fn start(
         Wait::Block | Wait::Until(_) => Watcher::Thread,
         Wait::Short | Wait::Now => Watcher::NextCall,
     };
-    match waiting::add(descriptor, fd, pending, watcher) {
-        Ok(()) if wait == Wait::Block => {
-            let decided = interrupt::listening(|| socket.decision.wait(CONNECT));
-            return decided == Err(Errno(libc::EINTR)) && raw::signals_interrupt();
-        }
-        Ok(()) => {}
-        // There are no threads left, so this one waits. It does not wait for TCP.
-        Err(pending) if is_connected => finish(descriptor, fd, pending),
-        Err(_) => {
-            tcp_notes::note(fd, &Fallback::NoResources);
-            complete_with_tcp(descriptor, fd, borrowed(fd));
-        }
+    waiting::add(&place, descriptor, fd, pending, watcher);
+    if wait != Wait::Block {
+        return false;
     }
-    false
+    let decided = interrupt::listening(|| socket.decision.wait(CONNECT));
+    decided == Err(Errno(libc::EINTR)) && raw::signals_interrupt()
 }
 
-/// There are no descriptors left. Sends the Decline that the server awaits, if it does and nobody
-/// else may write.
-fn decline_here(descriptor: &DescriptorRef, socket: &StreamSocket, fd: c_int) {
+/// There are no descriptors, threads or stacks left. Sends a Decline if the server awaits a message
+/// and no other thread may write.
+pub(super) fn decline_here(descriptor: &DescriptorRef, socket: &StreamSocket, fd: c_int) {
     let request = socket.side.request();
     let awaited = request.is_some_and(|request| {
         matches!(option::during_connect(request, borrowed(fd)), Some(Ok(true)))
@@ -98,23 +91,13 @@ fn decline_here(descriptor: &DescriptorRef, socket: &StreamSocket, fd: c_int) {
     complete_with_tcp(descriptor, fd, borrowed(fd));
 }
 
-/// Goes on until the handshake is complete.
-fn finish(descriptor: &DescriptorRef, fd: c_int, pending: Box<dyn PendingHandshake>) {
-    let mut pending = Some(pending);
-    while let Some(now) = pending {
-        pending = now.advance(descriptor, fd);
-        if let Some(now) = &pending {
-            wait_readable(&now.fds(), CHECK_INTERVAL);
-        }
-    }
-}
-
 /// Waits for the server's answer in the program's call.
 fn wait_here(
     descriptor: &DescriptorRef,
     fd: c_int,
     mut outgoing: Outgoing,
     mask: SignalMask,
+    place: &WaitingPlace,
 ) -> bool {
     let end_of_wait = Instant::now() + CONNECT;
     let mut interrupted = false;
@@ -123,7 +106,7 @@ fn wait_here(
         if let Some(result) = result.transpose() {
             let again = end(descriptor, fd, &mut outgoing, result);
             return again.map_or(interrupted, |pending| {
-                wait_again(descriptor, fd, pending, (end_of_wait, mask)) || interrupted
+                wait_again(descriptor, fd, pending, (end_of_wait, mask), place) || interrupted
             });
         }
         let left = end_of_wait.saturating_duration_since(Instant::now());
@@ -138,11 +121,7 @@ fn wait_here(
         }
         result = advance(descriptor, &mut outgoing, Outgoing::advance);
     }
-    if let Err(pending) =
-        waiting::add(descriptor, fd, Box::new(AwaitAnswer(outgoing)), Watcher::Thread)
-    {
-        finish(descriptor, fd, pending);
-    }
+    waiting::add(place, descriptor, fd, Box::new(AwaitAnswer(outgoing)), Watcher::Thread);
     interrupted && raw::signals_interrupt()
 }
 
@@ -152,15 +131,14 @@ fn wait_again(
     fd: c_int,
     pending: Box<dyn PendingHandshake>,
     (end, mask): (Instant, SignalMask),
+    place: &WaitingPlace,
 ) -> bool {
     let mut pending = Some(pending);
     let mut interrupted = false;
     while let Some(now) = pending {
         let left = end.saturating_duration_since(Instant::now());
         if left.is_zero() || interrupted {
-            if let Err(now) = waiting::add(descriptor, fd, now, Watcher::Thread) {
-                finish(descriptor, fd, now);
-            }
+            waiting::add(place, descriptor, fd, now, Watcher::Thread);
             break;
         }
         let [Some(tcp), _] = now.fds() else { break };

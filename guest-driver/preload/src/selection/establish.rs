@@ -40,7 +40,13 @@ pub(crate) fn add_socket(fd: c_int, domain: c_int, kind: c_int, protocol: c_int)
     }
 }
 
-/// Removes the entry of a socket that listens: the kernel carries out all its calls.
+/// Notes why TCP carries a connection made by the program on a socket without an entry.
+pub(crate) fn note_connected(fd: c_int) {
+    let why = tcp_notes::of_all().cloned().or_else(option::why_none_connects);
+    why.iter().for_each(|why| tcp_notes::note_unseen(fd, why));
+}
+
+/// Removes the entry of a listening socket: the kernel carries out all its calls.
 pub(crate) fn remove_listener(fd: c_int) {
     if !fork::shares_memory() {
         drop(DESCRIPTORS.remove(fd));
@@ -56,11 +62,16 @@ pub(crate) fn remove_listener(fd: c_int) {
 /// [`answering_listeners`](crate::selection::answering_listeners).
 pub(crate) fn add_accepted(fd: c_int, nonblocking: bool, client: Option<SocketAddr>) {
     filters::look();
-    let Some(config) = config::get() else { return };
-    if config.accept.is_empty() || fork::shares_memory() {
+    if fork::shares_memory() {
         return;
     }
     tcp_notes::forget(fd);
+    let Some(config) = config::get().filter(|config| !config.accept.is_empty()) else {
+        let why =
+            if config::get().is_some() { Some(&Fallback::NoRule) } else { tcp_notes::of_all() };
+        why.into_iter().for_each(|why| tcp_notes::note_unseen(fd, why));
+        return;
+    };
     let mut local = None;
     // Only IPv4 and IPv6 sockets have such an address.
     if client.is_none() || !config.accepts_all() {
@@ -85,7 +96,8 @@ pub(crate) fn add_accepted(fd: c_int, nonblocking: bool, client: Option<SocketAd
         AcceptAction::Tcp => {
             let local = local.or_else(|| local_address(fd));
             local.iter().for_each(worthwhile::count_tcp);
-            status::accepted_on_tcp(fd, borrowed(fd), KnownNames { local, peer: client });
+            let names = KnownNames { local, peer: client };
+            status::accepted_on_tcp(fd, borrowed(fd), names, option::why_not_proposed());
         }
         AcceptAction::Peek { timeout, announced } => {
             if announced {

@@ -41,12 +41,6 @@ pub(crate) fn leave_inherited(named: impl Fn(c_int) -> bool) {
     inherited(named).into_iter().for_each(leave);
 }
 
-/// Whether a program that is executed next inherits a listener that may answer. `named`: as for
-/// [`leave_inherited`].
-pub(crate) fn any_inherited(named: impl Fn(c_int) -> bool) -> bool {
-    answering_listeners::any() && !inherited(named).is_empty()
-}
-
 fn inherited(named: impl Fn(c_int) -> bool) -> Vec<c_int> {
     let stays_open = |fd| raw::fcntl(fd, libc::F_GETFD, 0).is_ok_and(|flags| flags == 0);
     let mut fds = kernel_sockets::open_descriptors();
@@ -58,6 +52,13 @@ fn inherited(named: impl Fn(c_int) -> bool) -> Vec<c_int> {
 pub(crate) fn leave_listener(fd: c_int) {
     if answering_listeners::any() && is_listener(fd) {
         leave(fd);
+    }
+}
+
+/// Stops the answers of all listeners of this process: the program accepts without the library.
+pub(super) fn leave_all() {
+    if answering_listeners::any() {
+        kernel_sockets::open_descriptors().into_iter().for_each(leave_listener);
     }
 }
 

@@ -7,27 +7,26 @@
 use std::ffi::c_int;
 use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::AsFd;
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicPtr, Ordering};
 use std::time::Duration;
 
 use guest_driver::Fallback;
+use ism_sys::OnceBox;
+use smc_core::handshake::FallbackReason;
 use smc_rendezvous::{
     AllowedProtocol, ClientAction, Mode, PROPOSAL_TIMEOUT, PeerDiscovery, Rendezvous, ServerAction,
-    TcpReason,
 };
 
 use crate::selection::server_memory::ServerRecord;
 use crate::selection::{answering_listeners, listening_ports, own_calls, session};
 use crate::socket::smc_request::SmcRequest;
-use crate::sys::{borrowed, leaked, local_address, publish, raw};
+use crate::sys::{borrowed, local_address, raw};
 use crate::{config, fork, status};
 
-/// The rendezvous as this process has adopted it. Most processes of a shell or a build never make a
-/// connection, so the first one that is asked for makes it. It lives as long as the process.
-static ADOPTED: AtomicPtr<Adopted> = AtomicPtr::new(std::ptr::null_mut());
-/// Descriptors that `smc run` has passed on, ascending.
-static PASSED: OnceLock<Vec<c_int>> = OnceLock::new();
+/// The rendezvous as adopted by this process, for the rest of its life. Most processes of a shell
+/// or a build never make a connection, so the first use adopts the rendezvous.
+static ADOPTED: OnceBox<Adopted> = OnceBox::new();
+/// Descriptors passed on by `smc run`, ascending.
+static PASSED: OnceBox<Vec<c_int>> = OnceBox::new();
 
 struct Adopted {
     discovery: PeerDiscovery,
@@ -35,11 +34,7 @@ struct Adopted {
     descriptors: Vec<c_int>,
 }
 
-fn adopted() -> Option<&'static Adopted> {
-    leaked(ADOPTED.load(Ordering::Acquire))
-}
-
-/// What a server does with a connection that it accepted.
+/// The action of a server on an accepted connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AcceptAction {
     /// Looks at the client's first bytes.
@@ -71,10 +66,10 @@ pub(crate) fn init() {
 /// The rendezvous, adopted by the first call. `None`: there are no settings, or the process shares
 /// its memory with its parent but not its descriptors.
 fn discovery() -> Option<&'static PeerDiscovery> {
-    if let Some(adopted) = adopted() {
-        return Some(&adopted.discovery);
+    match ADOPTED.get() {
+        Some(adopted) => Some(&adopted.discovery),
+        None => adopt(),
     }
-    adopt()
 }
 
 #[cold]
@@ -91,8 +86,7 @@ fn adopt() -> Option<&'static PeerDiscovery> {
     let rendezvous = discovery.rendezvous();
     let mut descriptors = rendezvous.map(|found| found.descriptors()).unwrap_or_default();
     descriptors.sort_unstable();
-    publish(&ADOPTED, Adopted { discovery, descriptors });
-    adopted().map(|adopted| &adopted.discovery)
+    Some(&ADOPTED.get_or_init(|| Adopted { discovery, descriptors }).discovery)
 }
 
 /// The rendezvous, if there is one.
@@ -106,7 +100,7 @@ pub(crate) fn rendezvous() -> Option<&'static Rendezvous> {
 pub(crate) fn is_reserved(fd: c_int) -> bool {
     let has = |list: &[c_int]| list.binary_search(&fd).is_ok();
     PASSED.get().is_some_and(|passed| has(passed))
-        || adopted().is_some_and(|adopted| has(&adopted.descriptors))
+        || ADOPTED.get().is_some_and(|adopted| has(&adopted.descriptors))
 }
 
 /// The parts of a range of descriptors without reserved ones (see [`is_reserved`]) and without
@@ -117,7 +111,7 @@ pub(crate) fn ranges_without_reserved(
     last: c_int,
 ) -> Vec<(c_int, c_int)> {
     let passed = PASSED.get().into_iter().flatten();
-    let own = adopted().into_iter().flat_map(|adopted| &adopted.descriptors);
+    let own = ADOPTED.get().into_iter().flat_map(|adopted| &adopted.descriptors);
     let mut reserved: Vec<_> = passed.chain(own).chain(others).copied().collect();
     reserved.sort_unstable();
     reserved.dedup();
@@ -145,7 +139,34 @@ pub(crate) fn may_connect() -> bool {
     config::get().is_some_and(|config| !config.connect.is_empty() || attached())
 }
 
-/// Makes a socket ask for SMC before it connects.
+/// Why SMC carries no connection made by the program, if so.
+pub(super) fn why_none_connects() -> Option<Fallback> {
+    (config::get().is_some() && !may_connect())
+        .then(|| discovery().map_or(Fallback::NoRule, no_way))
+}
+
+/// Why a peer not named by any rule is not asked for SMC, or cannot ask.
+fn no_way(discovery: &PeerDiscovery) -> Fallback {
+    match (discovery.mode(), discovery.rendezvous()) {
+        (Mode::Off, _) | (_, Some(_)) => Fallback::NoRule,
+        (_, None) => {
+            let why = config::get().and_then(|config| config.no_option.clone());
+            Fallback::NoRendezvous(why.unwrap_or_else(|| "smc run did not pass it on".into()))
+        }
+    }
+}
+
+/// Why a client has not proposed SMC: the option did not tell the client of this server's SMC, or
+/// the client does not speak SMC.
+pub(super) fn why_not_proposed() -> Fallback {
+    match discovery().map(no_way) {
+        _ if own_calls::found() => Fallback::OwnCalls,
+        Some(why @ Fallback::NoRendezvous(_)) => why,
+        _ => FallbackReason::PeerNotSmc.into(),
+    }
+}
+
+/// Makes a socket ask for SMC, before it connects.
 ///
 /// # Errors
 /// The reason for the connection to stay on TCP.
@@ -160,6 +181,7 @@ pub(super) fn before_connect(
     if config.policy.connect(to) == AllowedProtocol::Tcp {
         return Err(Fallback::Policy);
     }
+    own_calls::look_at_files();
     let port = to.port();
     if listening_ports::has_listened_on(port) && is_here(to) && listening_ports::listens_on(port) {
         // The connecting thread may have to accept as well, and could not wait for itself.
@@ -174,10 +196,7 @@ pub(super) fn before_connect(
     };
     // Without a device there is no use in asking.
     if !listed && !asks {
-        return Err(match (discovery.mode(), discovery.rendezvous()) {
-            (Mode::Required, None) => Fallback::from_discovery(TcpReason::Unavailable, discovery),
-            _ => Fallback::NoRule,
-        });
+        return Err(no_way(discovery));
     }
     if !listed && session::lacks_device() {
         return Err(session::no_device());
@@ -246,6 +265,7 @@ fn action(
 /// Makes a bound socket answer clients that ask for SMC. The hook calls this before `listen`.
 pub(crate) fn before_listen(fd: c_int) {
     let Some(config) = config::get().filter(|config| !config.accept.is_empty()) else { return };
+    own_calls::look_at_files();
     if own_calls::found() {
         return;
     }
@@ -276,7 +296,10 @@ fn may_migrate(fd: c_int) -> bool {
 /// prepares the socket only when accepting from the socket itself.
 pub(crate) fn note_inherited_listener(fd: c_int) {
     match rendezvous() {
-        Some(rendezvous) if rendezvous.answers(borrowed(fd)) => answering_listeners::note(),
+        Some(rendezvous) if rendezvous.answers(borrowed(fd)) => {
+            answering_listeners::note();
+            own_calls::look_at_files();
+        }
         _ => answering_listeners::add_inherited(fd),
     }
 }

@@ -123,7 +123,7 @@ const OPTIONS: [Row; 229] = [
     (libc::IPPROTO_TCP, 14, "TCP_MD5SIG", TcpOnly),
     (libc::IPPROTO_TCP, 16, "TCP_THIN_LINEAR_TIMEOUTS", Kernel),
     (libc::IPPROTO_TCP, 17, "TCP_THIN_DUPACK", Kernel),
-    (libc::IPPROTO_TCP, 18, "TCP_USER_TIMEOUT", Kernel),
+    (libc::IPPROTO_TCP, 18, "TCP_USER_TIMEOUT", TcpOnly),
     (libc::IPPROTO_TCP, 19, "TCP_REPAIR", TcpOnly),
     (libc::IPPROTO_TCP, 20, "TCP_REPAIR_QUEUE", Kernel),
     (libc::IPPROTO_TCP, 21, "TCP_QUEUE_SEQ", Kernel),
@@ -257,16 +257,17 @@ const OPTIONS: [Row; 229] = [
     (libc::IPPROTO_IPV6, 78, "IPV6_FREEBIND", Kernel),
 ];
 
-/// Options of the socket level that an accepted socket has from its listener.
-const INHERITED: [c_int; 8] = [
-    libc::SO_TIMESTAMP,
-    libc::SO_TIMESTAMPNS,
-    libc::SO_TIMESTAMPING,
-    libc::SO_PEEK_OFF,
-    libc::SO_BUSY_POLL,
-    libc::SO_MAX_PACING_RATE,
-    libc::SO_ZEROCOPY,
-    SO_PREFER_BUSY_POLL,
+/// Options of TCP only, inherited by an accepted socket from its listener.
+const INHERITED: [(c_int, c_int); 9] = [
+    (libc::SOL_SOCKET, libc::SO_TIMESTAMP),
+    (libc::SOL_SOCKET, libc::SO_TIMESTAMPNS),
+    (libc::SOL_SOCKET, libc::SO_TIMESTAMPING),
+    (libc::SOL_SOCKET, libc::SO_PEEK_OFF),
+    (libc::SOL_SOCKET, libc::SO_BUSY_POLL),
+    (libc::SOL_SOCKET, libc::SO_MAX_PACING_RATE),
+    (libc::SOL_SOCKET, libc::SO_ZEROCOPY),
+    (libc::SOL_SOCKET, SO_PREFER_BUSY_POLL),
+    (libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT),
 ];
 const SO_PREFER_BUSY_POLL: c_int = 69;
 /// Reads by mapping the socket; a read-only option.
@@ -293,7 +294,8 @@ pub(crate) fn is_on(level: c_int, name: c_int, value: c_int) -> bool {
 /// Notes that a listener may have an option of [`INHERITED`]: the program has set one, or a socket
 /// comes from another program.
 pub(crate) fn note(level: c_int, name: c_int) {
-    if level == libc::SOL_SOCKET && kind(level, name) == TcpOnly {
+    let is_of_socket = level == libc::SOL_SOCKET && kind(level, name) == TcpOnly;
+    if is_of_socket || INHERITED.contains(&(level, name)) {
         note_any();
     }
 }
@@ -305,9 +307,9 @@ pub(crate) fn note_any() {
 
 /// Whether an accepted socket has inherited an option of TCP only.
 pub(crate) fn has_inherited(fd: c_int) -> bool {
-    let is_set = |name: &c_int| {
-        let value = raw::socket_option(fd, libc::SOL_SOCKET, *name);
-        value.is_ok_and(|value| is_on(libc::SOL_SOCKET, *name, value))
+    let is_set = |(level, name): &(c_int, c_int)| {
+        let value = raw::socket_option(fd, *level, *name);
+        value.is_ok_and(|value| is_on(*level, *name, value))
     };
     MAY_BE_INHERITED.load(Ordering::Relaxed) && INHERITED.iter().any(is_set)
 }

@@ -4,8 +4,7 @@
 use std::ffi::c_int;
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, BorrowedFd, IntoRawFd, OwnedFd};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
 
 use guest_driver::traffic::Endpoint;
 use guest_driver::{ConnectionInfo, Fallback, SmcStream};
@@ -15,33 +14,14 @@ use smc_core::handshake::{DeclineCode, FallbackReason, HandshakeError};
 use crate::selection::early::{await_room, send_kept};
 use crate::selection::running::{self, RUNNING_LOCK};
 use crate::selection::transitions::{HandshakeEnd, end};
-use crate::selection::{inherited_options, server_memory, session, worthwhile};
+use crate::selection::{inherited_options, server_memory, session, waiting, worthwhile};
+use crate::socket::descriptors;
 use crate::socket::pair::high;
 use crate::socket::stream::{SocketRole, StreamSocket};
 use crate::socket::table::{DESCRIPTORS, DescriptorRef};
 use crate::status;
 use crate::sys::raw::{self, Errno};
-use crate::sys::{STACK, borrowed};
-
-/// Lowest numbers for the library's own descriptors, out of the program's way. The first one that
-/// the limit of the process allows holds.
-const HIGH_FDS: [c_int; 3] = [60_000, 4_000, 700];
-
-/// The first of them that the limit may allow.
-static FIRST_FLOOR: AtomicUsize = AtomicUsize::new(0);
-
-fn duplicate_high(fd: c_int) -> Result<usize, Errno> {
-    let first = FIRST_FLOOR.load(Ordering::Relaxed);
-    for (at, &floor) in HIGH_FDS.iter().enumerate().skip(first) {
-        match raw::fcntl(fd, libc::F_DUPFD_CLOEXEC, floor) {
-            Ok(copy) => return Ok(copy),
-            // The limit seldom changes.
-            Err(Errno(libc::EINVAL)) => FIRST_FLOOR.store(at + 1, Ordering::Relaxed),
-            Err(_) => {}
-        }
-    }
-    raw::fcntl(fd, libc::F_DUPFD_CLOEXEC, 3)
-}
+use crate::sys::{STACK, borrowed, own_copies};
 
 /// Has the kernel grow the table of descriptors to the library's numbers. In a process with threads
 /// the kernel waits until all processors have seen the new table, some 10 ms. The first connection
@@ -54,24 +34,33 @@ pub(crate) fn grow_table() {
         return;
     };
     let root = root.into_raw_fd();
-    // Which of them are higher depends on the limit.
-    let of_driver = raw::fcntl(root, libc::F_DUPFD_CLOEXEC, session::highest_descriptor());
-    for copy in [duplicate_high(root), of_driver].into_iter().flatten() {
-        let _ = raw::close(copy as c_int);
-    }
+    // Which number is higher depends on the limit.
+    drop(session::duplicate_above_device(root));
+    drop(own_copies::duplicate(root));
     let _ = raw::close(root);
 }
 
 /// Makes a second descriptor of the TCP connection for its handshake, out of the program's way, if
 /// numbers are not short.
 pub(super) fn duplicate(fd: c_int) -> Result<OwnedFd, Errno> {
-    let copy = duplicate_high(fd)?;
+    // A connection whose readiness the kernel has to show may need numbers for its whole life.
+    if SmcStream::with_readiness_descriptors() >= own_copies::most_readiness_descriptors() {
+        return Err(Errno(libc::EMFILE));
+    }
+    let were_short = own_copies::are_short();
+    let copy = own_copies::duplicate_if_plenty(fd);
+    if copy.is_err() && !were_short {
+        // The thread waiting for handshakes has numbers soon needed by the program.
+        waiting::check();
+        session::report_limit();
+    }
+    let copy = copy?;
     if let Some(descriptor) = DESCRIPTORS.get(fd)
         && let Some(socket) = descriptor.stream()
     {
-        socket.undecided.set_copy(copy as c_int);
+        socket.undecided.set_copy(copy.as_raw_fd());
     }
-    Ok(crate::sys::owned(copy as c_int))
+    Ok(copy)
 }
 
 /// Stores SO_LINGER, while the program still has the descriptor: the connection may be decided
@@ -102,7 +91,7 @@ fn record_answer(server: &SocketAddr, info: &ConnectionInfo) {
     }
     match info {
         ConnectionInfo::Tcp(Fallback::Handshake(FallbackReason::DeclinedByPeer(peer)))
-            if peer.code == DeclineCode::NoIsm2Support =>
+            if matches!(peer.code, DeclineCode::NoIsm2Support | DeclineCode::NoDescriptor) =>
         {
             server_memory::record(server).note_decline(raw::monotonic_micros());
         }
@@ -155,10 +144,14 @@ pub(super) fn complete(descriptor: &DescriptorRef, fd: c_int, result: io::Result
                 stream.set_unsent_limit(bytes);
             }
             note_linger(descriptor, socket, fd);
-            if let Some(linger) = socket.options.linger() {
-                let _ = stream.set_linger(Some(linger));
-            }
+            // The close of the program has returned before the handshake ended. SO_LINGER would
+            // cost time of the thread waiting for all handshakes.
+            let waits = descriptor.handles() > 0;
+            let linger = socket.options.linger().filter(|time| waits || time.is_zero());
+            let _ = stream.set_linger(linger);
             socket.set_stream(stream);
+            // A fork holding the numbers now does not wait for a thread still at a handshake.
+            descriptors::lend_number(descriptor, fd);
             if let Some(stream) = socket.stream() {
                 end(descriptor, fd, HandshakeEnd::Smc(stream));
             }

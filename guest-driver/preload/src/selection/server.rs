@@ -12,13 +12,13 @@ use guest_driver::{Fallback, SmcStream};
 
 use crate::selection::first_bytes::{self, FirstBytesWait, peek, peek_to_begin};
 use crate::selection::outcome::{complete, complete_with_tcp, duplicate};
-use crate::selection::waiting::{self, PendingHandshake, Watcher};
-use crate::selection::{Wait, handed_listeners, own_calls, session, worthwhile};
+use crate::selection::waiting::{self, PendingHandshake, WaitingPlace, Watcher};
+use crate::selection::{Wait, handed_listeners, option, own_calls, session, worthwhile};
 use crate::socket::states::SocketStage;
 use crate::socket::stream::StreamSocket;
 use crate::socket::table::DescriptorRef;
 use crate::sys::raw::{self, Errno, SysResult};
-use crate::sys::{borrowed, lent_stream, timespec, wait_readable};
+use crate::sys::{borrowed, lent_stream, timespec};
 use crate::{status, tcp_notes};
 
 /// The server's half, for a call that must not wait. Often the client's message has already
@@ -31,41 +31,32 @@ pub(super) fn start(descriptor: &DescriptorRef, socket: &StreamSocket, fd: c_int
         Wait::Now => Incoming::advance_to_accept,
         Wait::Block | Wait::Until(_) | Wait::Short => Incoming::advance_soon,
     };
-    let pending: Result<Box<dyn PendingHandshake>, Errno> =
-        match peek_to_begin(Some(socket), borrowed(fd)) {
-            FirstBytes::Incomplete if !wait.left(socket).is_zero() => duplicate(fd)
-                .map(|tcp| Box::new(AwaitFirstBytes { tcp: tcp.into(), wait }) as Box<_>),
-            found if !found.is_smc() => return stay_on_tcp(descriptor, fd),
-            found => match duplicate(fd) {
-                Ok(tcp) => match serve(descriptor, fd, tcp.into(), found, step) {
-                    Some(incoming) => Ok(Box::new(AwaitMessage(incoming))),
-                    None => return,
-                },
-                Err(_) => return decline_here(descriptor, fd, found),
-            },
+    let found = peek_to_begin(Some(socket), borrowed(fd));
+    let is_silent = found == FirstBytes::Incomplete && !wait.left(socket).is_zero();
+    if !is_silent && !found.is_smc() {
+        return stay_on_tcp(descriptor, fd);
+    }
+    let copy = duplicate(fd).ok().and_then(|copy| Some((copy.into(), WaitingPlace::take()?)));
+    let Some((tcp, place)) = copy else {
+        return match is_silent {
+            true => waiting::postpone(descriptor, fd),
+            false => decline_here(descriptor, fd, found),
         };
-    // A call that uses the connection goes on to wait for the client's next message.
-    let watcher = |pending: &dyn PendingHandshake| match socket.stage() {
+    };
+    let pending: Box<dyn PendingHandshake> = match is_silent {
+        true => Box::new(AwaitFirstBytes { tcp, wait }),
+        false => match serve(descriptor, fd, tcp, found, step) {
+            Some(incoming) => Box::new(AwaitMessage(incoming)),
+            None => return,
+        },
+    };
+    // A call using the connection goes on to wait for the client's next message.
+    let watcher = match socket.stage() {
         _ if call == Wait::Now => Watcher::NextCall,
         SocketStage::Proposing if !pending.is_untouched() => Watcher::NextCall,
         _ => Watcher::Thread,
     };
-    let add = |pending: Box<dyn PendingHandshake>| {
-        let watcher = watcher(&*pending);
-        waiting::add(descriptor, fd, pending, watcher)
-    };
-    match pending.map(add) {
-        Ok(Ok(())) => {}
-        Ok(Err(back)) if !back.is_untouched() => {
-            // There are no threads left, so this one waits.
-            let mut pending = Some(back);
-            while let Some(now) = pending {
-                wait_readable(&now.fds(), CHECK_INTERVAL);
-                pending = now.advance(descriptor, fd);
-            }
-        }
-        Ok(Err(_)) | Err(_) => waiting::postpone(descriptor, fd),
-    }
+    waiting::add(&place, descriptor, fd, pending, watcher);
 }
 
 /// A server waiting for its client's first bytes.
@@ -183,39 +174,35 @@ pub(super) fn wait_here(
         if is_interrupted(result) {
             if socket.undecided.wants_to_write()
                 && let Ok(tcp) = copy
-                && let pending = Box::new(AwaitFirstBytes { tcp, wait })
-                && waiting::add(descriptor, fd, pending, Watcher::Thread).is_ok()
+                && let Some(place) = WaitingPlace::take()
             {
-                // What the program writes is kept, as TCP keeps it.
+                let pending = Box::new(AwaitFirstBytes { tcp, wait });
+                waiting::add(&place, descriptor, fd, pending, Watcher::Thread);
+                // The bytes of the program are kept, as TCP keeps them.
                 return true;
             }
             waiting::postpone(descriptor, fd);
             return true;
         }
     };
-    let incoming = match copy {
-        _ if !found.is_smc() => {
-            stay_on_tcp(descriptor, fd);
-            None
-        }
-        Ok(copy) => serve(descriptor, fd, copy, found, Incoming::advance_soon),
-        Err(_) => {
-            decline_here(descriptor, fd, found);
-            None
-        }
+    if !found.is_smc() {
+        stay_on_tcp(descriptor, fd);
+        return false;
+    }
+    let copy = copy.ok().and_then(|copy| Some((copy, WaitingPlace::take()?)));
+    let Some((copy, place)) = copy else {
+        decline_here(descriptor, fd, found);
+        return false;
     };
+    let incoming = serve(descriptor, fd, copy, found, Incoming::advance_soon);
     let mut pending: Option<Box<dyn PendingHandshake>> =
         incoming.map(|incoming| Box::new(AwaitMessage(incoming)) as Box<_>);
     while let Some(now) = pending {
         let [Some(tcp), other] = now.fds() else { return false };
         let most = call.left(if other.is_some() { PART_INTERVAL } else { CHECK_INTERVAL });
         if is_interrupted(ppoll(tcp, most, mask)) {
-            match waiting::add(descriptor, fd, now, Watcher::Thread) {
-                Ok(()) => return true,
-                // There are no threads left, so the call waits all the same.
-                Err(back) => pending = Some(back),
-            }
-            continue;
+            waiting::add(&place, descriptor, fd, now, Watcher::Thread);
+            return true;
         }
         pending = now.advance(descriptor, fd);
     }
@@ -270,7 +257,7 @@ fn stay_on_tcp(descriptor: &DescriptorRef, fd: c_int) {
     if let Some(local) = server.and_then(|server| server.listener.as_ref()) {
         worthwhile::count_tcp(local);
     }
-    status::server_stays_on_tcp(fd, borrowed(fd));
+    status::server_stays_on_tcp(fd, borrowed(fd), option::why_not_proposed());
     complete_with_tcp(descriptor, fd, borrowed(fd));
 }
 
@@ -303,7 +290,7 @@ fn serve(
         false => None,
     };
     let Some(session) = session else {
-        status::server_stays_on_tcp(fd, &tcp);
+        status::server_stays_on_tcp(fd, &tcp, option::why_not_proposed());
         complete_with_tcp(descriptor, fd, &tcp);
         return None;
     };

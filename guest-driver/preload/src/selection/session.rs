@@ -4,10 +4,10 @@
 use std::ffi::c_int;
 use std::io::ErrorKind;
 use std::net::TcpStream;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 use std::time::Duration;
 
 use guest_driver::interpose::{FirstBytes, ForkLocks, Incoming, Outgoing};
@@ -16,8 +16,10 @@ use guest_driver::{Config as StackConfig, Fallback, Rnics, Stack, statistics};
 use crate::config::RunConfig;
 use crate::selection::{filters, inherited_options, own_calls, short_lived, worthwhile};
 use crate::sys::fork_lock::ForkLock;
-use crate::sys::own_stack::on_own_stack;
-use crate::sys::{STACK, leaked, own_numbers, raw};
+use crate::sys::own_copies::DriverLimit;
+use crate::sys::own_stack::OwnStack;
+use crate::sys::raw::Errno;
+use crate::sys::{leaked, own_copies, owned, raw};
 use crate::{config, fork, last_thread, status};
 
 static CURRENT: AtomicPtr<ProcessSession> = AtomicPtr::new(std::ptr::null_mut());
@@ -28,8 +30,8 @@ pub(crate) struct ProcessSession {
     generation: u32,
     stack: Arc<Stack>,
     has_device: bool,
-    /// When a device was last tried, on the monotonic clock in microseconds.
-    tried: AtomicU64,
+    /// Time of the next attempt at a device, on the monotonic clock in microseconds.
+    due: AtomicU64,
 }
 
 impl ProcessSession {
@@ -67,17 +69,26 @@ impl ProcessSession {
 
     /// Whether the last attempt to open a device is too recent for another one.
     fn is_fresh(&self) -> bool {
-        let age = raw::monotonic_micros().saturating_sub(self.tried.load(Ordering::Relaxed));
-        Duration::from_micros(age) < RETRY
+        raw::monotonic_micros() < self.due.load(Ordering::Relaxed)
     }
 }
 
-/// Pause between two attempts to open a device.
-const RETRY: Duration = Duration::from_secs(1);
+/// Pause between two attempts to open a device, microseconds. The pause is at least ten times as long
+/// as the attempt: a daemon that hangs answers none for a second and more.
+const RETRY: u64 = 1_000_000;
 
-/// Pauses before the devices that are in use are tried again, milliseconds. The daemon may be about to
-/// notice that a process has ended.
+/// The time of the attempt after one that began then, on the monotonic clock in microseconds.
+fn due_after(began: u64) -> u64 {
+    let now = raw::monotonic_micros();
+    now + RETRY.max(10 * now.saturating_sub(began))
+}
+
+/// Pauses between attempts at devices in use, milliseconds. The daemon may be about to notice the
+/// end of a process.
 const PAUSES_MS: [u64; 4] = [1, 4, 10, 25];
+
+/// Attempts end after this time, microseconds: a daemon that hangs looks like a device in use.
+const PATIENCE: u64 = 200_000;
 
 /// The session of this process; the first call opens it. Without a device the session leaves all
 /// connections to TCP and declines Proposals. So does the session of a program with system calls of
@@ -95,6 +106,7 @@ pub(crate) fn current() -> Option<&'static ProcessSession> {
     {
         return Some(open);
     }
+    own_calls::look_at_files();
     raw::without_signals(own_calls::look_for_sets);
     if own_calls::found() {
         drop(one_at_a_time);
@@ -103,18 +115,20 @@ pub(crate) fn current() -> Option<&'static ProcessSession> {
     if raw::without_signals(filters::forbid_devices) {
         return None;
     }
-    let opened = match (
-        raw::without_signals(|| with_large_stack(|| open(config, known.is_none()))),
-        known,
-    ) {
+    let open = || match OwnStack::take() {
+        Some(mut stack) => stack.run(|| open(config, known.is_none())),
+        None => Err("there is no memory for a stack (see ulimit -v)".into()),
+    };
+    let began = raw::monotonic_micros();
+    let opened = match (raw::without_signals(open), known) {
         (Ok(opened), _) => opened,
         (Err(_), Some(open)) => {
-            open.tried.store(raw::monotonic_micros(), Ordering::Relaxed);
+            open.due.store(due_after(began), Ordering::Relaxed);
             return Some(open);
         }
         (Err(why), None) => {
             status::no_device(&why);
-            raw::without_signals(|| without_device(config, true))
+            raw::without_signals(|| without_device(config, Some(began)))
         }
     };
     Some(publish(opened))
@@ -138,7 +152,7 @@ pub(crate) fn for_client() -> Option<&'static ProcessSession> {
         let known = raw_current().filter(|open| open.generation == fork::generation());
         if known.is_none() && !short_lived::is_worth_a_device() {
             status::device_skipped();
-            return Some(publish(without_device(config, false)));
+            return Some(publish(without_device(config, None)));
         }
     }
     current()
@@ -155,7 +169,7 @@ pub(crate) fn declining() -> Option<&'static ProcessSession> {
     {
         return Some(open);
     }
-    let opened = raw::without_signals(|| without_device(config, false));
+    let opened = raw::without_signals(|| without_device(config, None));
     let opened: &'static ProcessSession = Box::leak(Box::new(opened));
     DECLINING.store(std::ptr::from_ref(opened).cast_mut(), Ordering::Release);
     Some(opened)
@@ -171,29 +185,10 @@ pub(crate) fn lacks_device() -> bool {
 
 /// Why TCP carries a connection that could have been on SMC with an open device.
 pub(crate) fn no_device() -> Fallback {
-    let why = if own_calls::found() { "the program goes around the library" } else { "none opens" };
-    Fallback::NoDevice(why.into())
-}
-
-/// Runs `f` in a thread with a large stack, because the stacks of the program's threads may be
-/// small.
-fn with_large_stack<T: Send>(f: impl Fn() -> T + Sync) -> T {
-    if ism_sys::own_memory::is_future_locked() {
-        // The kernel may let no stack of the program grow, nor libc make one.
-        return on_own_stack(f);
+    match own_calls::found() {
+        true => Fallback::OwnCalls,
+        false => Fallback::NoDevice("none opens".into()),
     }
-    if raw::is_first_thread_with(STACK as u64) {
-        return f();
-    }
-    let there = std::thread::scope(|scope| {
-        let thread = std::thread::Builder::new().name("smc-open".into()).stack_size(STACK);
-        let body = || {
-            ism_sys::own_memory::note_own_stack(STACK);
-            f()
-        };
-        thread.spawn_scoped(scope, body).ok()?.join().ok()
-    });
-    there.unwrap_or_else(f)
 }
 
 fn raw_current() -> Option<&'static ProcessSession> {
@@ -204,13 +199,12 @@ fn raw_current() -> Option<&'static ProcessSession> {
 /// twenty, and the program needs some for further connections.
 const FREE_FDS: usize = 36;
 
-/// Whether this process may open that many more descriptors.
-fn has_free_fds(descriptors: usize) -> bool {
+/// Whether this process may open so many more descriptors.
+fn has_free_fds(descriptors: usize, lowest: c_int) -> bool {
     use rustix::event::{EventfdFlags, eventfd};
     let Ok(first) = eventfd(0, EventfdFlags::CLOEXEC) else { return false };
-    // The limit is on numbers, not on how many are open, and looking at all numbers may take long.
-    // So try.
-    let lowest = lowest_descriptor();
+    // The limit is on numbers, not on the count of open ones, and a check of all numbers may take
+    // long. So try.
     let others: Vec<_> = std::iter::repeat_with(|| rustix::io::fcntl_dupfd_cloexec(&first, lowest))
         .map_while(Result::ok)
         .take(descriptors.saturating_sub(1))
@@ -218,39 +212,46 @@ fn has_free_fds(descriptors: usize) -> bool {
     others.len() + 1 == descriptors
 }
 
-/// Lowest numbers for the driver's descriptors. The first one that leaves room below the limit of
-/// the process holds.
-const DRIVER_FDS: [c_int; 3] = [62_000, 4_500, 900];
-
-fn lowest_descriptor() -> c_int {
-    let limit = ism_sys::resource_limit(libc::RLIMIT_NOFILE);
-    let limit = limit.unwrap_or(u64::MAX);
-    let fits = |lowest: &&c_int| **lowest as u64 + 100 <= limit;
-    DRIVER_FDS.iter().find(fits).copied().unwrap_or(0)
+/// Copies a descriptor to a number above the numbers of a device.
+pub(super) fn duplicate_above_device(fd: c_int) -> Result<OwnedFd, Errno> {
+    let numbers = DriverLimit::take();
+    raw::fcntl(fd, libc::F_DUPFD_CLOEXEC, numbers.lowest() + FREE_FDS as c_int)
+        .map(|copy| owned(copy as c_int))
 }
 
-/// The highest number that a device takes, where programs leave those numbers to the library.
-pub(super) fn highest_descriptor() -> c_int {
-    lowest_descriptor() + FREE_FDS as c_int
+const FEW_DESCRIPTORS: &str = "too few descriptors are left (see ulimit -n)";
+
+/// Reports, once, a process whose limit of descriptors allows no device. Such a process never tries to
+/// open one, because no handshake begins.
+pub(super) fn report_limit() {
+    static REPORTED: AtomicBool = AtomicBool::new(false);
+    if !own_copies::allow_device() && !REPORTED.swap(true, Ordering::Relaxed) {
+        status::no_device(FEW_DESCRIPTORS);
+    }
 }
 
 /// Opens a session on the first free device. The error says why none opens. `patient`: whether to
 /// try devices in use again for a moment.
 fn open(config: &RunConfig, patient: bool) -> Result<ProcessSession, String> {
-    if !has_free_fds(FREE_FDS) {
-        return Err(format!("fewer than {FREE_FDS} descriptors are left (see ulimit -n)"));
+    if !own_copies::allow_device() {
+        return Err(FEW_DESCRIPTORS.into());
     }
-    // Above the duplicates of TCP sockets: the kernel closes descriptors by their numbers when a
-    // process is killed, and a peer should see the end of TCP before the end of the device.
-    let lowest = lowest_descriptor();
+    let numbers = DriverLimit::take();
+    let lowest = numbers.lowest();
+    if !has_free_fds(FREE_FDS, lowest) {
+        return Err(FEW_DESCRIPTORS.into());
+    }
+    // Above the duplicates of TCP sockets: the kernel closes the descriptors of a killed process in
+    // the order of their numbers, and a peer should see the end of TCP before the end of the
+    // device.
     ism_sys::set_lowest_descriptor(lowest);
-    let _own = own_numbers::begin(lowest);
+    let _own = ism_sys::as_driver_thread();
     let mut left = match config.devices.is_empty() {
         true => smc_settings::find_fabric().map_err(|none| none.to_string())?.sockets,
         false => devices(&config.devices),
     };
     let (mut failed, mut taken, mut pauses) = (None, 0, PAUSES_MS.iter().filter(|_| patient));
-    let mut busy = String::new();
+    let (mut busy, began) = (String::new(), raw::monotonic_micros());
     while !left.is_empty() {
         let mut in_use = Vec::new();
         for socket in left {
@@ -265,7 +266,7 @@ fn open(config: &RunConfig, patient: bool) -> Result<ProcessSession, String> {
             }
         }
         (left, taken) = match pauses.next() {
-            Some(pause) if !in_use.is_empty() => {
+            Some(pause) if !in_use.is_empty() && raw::monotonic_micros() - began < PATIENCE => {
                 std::thread::sleep(Duration::from_millis(*pause));
                 (in_use, 0)
             }
@@ -299,18 +300,18 @@ fn open_device(config: &RunConfig, socket: &Path) -> std::io::Result<ProcessSess
     apply_settings(&mut stack, config);
     stack.device_timeout = Duration::ZERO;
     stack.statistics = config.statistics_of_now().as_deref().map(statistics::path_in);
-    let tried = AtomicU64::new(raw::monotonic_micros());
     let stack = Stack::open(stack)?;
     status::device_opened(socket);
-    Ok(ProcessSession { generation: fork::generation(), stack, has_device: true, tried })
+    let due = AtomicU64::new(0);
+    Ok(ProcessSession { generation: fork::generation(), stack, has_device: true, due })
 }
 
-/// Opens a session without a device, which leaves all connections to TCP. `with_statistics`:
-/// whether `smc stat` shows the process, which takes a thread.
-fn without_device(config: &RunConfig, with_statistics: bool) -> ProcessSession {
+/// Opens a session without a device, to leave all connections to TCP. `failed`: when an attempt at a
+/// device began that failed. `smc stat` then shows the process, at the cost of a thread.
+fn without_device(config: &RunConfig, failed: Option<u64>) -> ProcessSession {
     let mut stack = StackConfig::default();
     apply_settings(&mut stack, config);
-    if with_statistics {
+    if failed.is_some() {
         stack.statistics = config.statistics_of_now().as_deref().map(statistics::path_in);
     } else {
         stack.rnics = Rnics::None;
@@ -320,8 +321,8 @@ fn without_device(config: &RunConfig, with_statistics: bool) -> ProcessSession {
         // Without a device only the source of random numbers can fail.
         Err(_) => std::process::abort(),
     };
-    let tried = AtomicU64::new(raw::monotonic_micros());
-    ProcessSession { generation: fork::generation(), stack, has_device: false, tried }
+    let due = AtomicU64::new(due_after(failed.unwrap_or_else(raw::monotonic_micros)));
+    ProcessSession { generation: fork::generation(), stack, has_device: false, due }
 }
 
 /// The session of this process, if a device is open.

@@ -18,9 +18,9 @@ use crate::socket::states::SocketEvent;
 use crate::socket::stream::{SocketRole, SocketState};
 use crate::socket::table::DescriptorRef;
 use crate::sys::fork_lock::ForkMutex;
-use crate::sys::own_stack::on_own_stack;
+use crate::sys::own_stack::OwnStack;
 use crate::sys::raw::Errno;
-use crate::sys::{STACK, epoll_wait, owned, raw, timespec};
+use crate::sys::{STACK, epoll_wait, own_copies, owned, raw, timespec};
 
 /// A handshake waiting for its peer.
 pub(super) trait PendingHandshake: Send {
@@ -78,7 +78,7 @@ impl Waiting {
         unwatch(set, &self.watched);
         self.watched.clear();
         let (pending, descriptor) = (self.pending, &self.descriptor);
-        self.pending = on_own_stack(|| pending.advance(descriptor, self.fd))?;
+        self.pending = pending.advance(descriptor, self.fd)?;
         Some(self)
     }
 
@@ -141,6 +141,8 @@ struct WaitingList {
     missed: Vec<u64>,
     next: u64,
     has_thread: bool,
+    /// Number of [`WaitingPlace`]s.
+    places: usize,
 }
 
 /// Locked only under [`RUNNING_LOCK`], so no other thread has the lock while the process forks.
@@ -175,6 +177,7 @@ impl WaitingList {
             missed: Vec::new(),
             next: 1,
             has_thread: false,
+            places: 0,
         }
     }
 
@@ -236,7 +239,11 @@ impl WaitingList {
     fn take_over(&mut self, now: Instant) {
         for (number, since) in std::mem::take(&mut self.in_sets) {
             let Some(one) = self.list.get(&number) else { continue };
-            if one.is_in_a_set() && now.saturating_duration_since(since) < SET_TIME {
+            let is_late = now.saturating_duration_since(since) >= SET_TIME;
+            if is_late {
+                one.descriptor.stream().into_iter().for_each(registrations::leave_unseen_sets);
+            }
+            if one.is_in_a_set() && !is_late {
                 self.in_sets.push((number, since));
             } else if let Some(one) = self.list.remove(&number) {
                 self.insert(number, one);
@@ -287,6 +294,7 @@ fn advance(number: u64, mut one: Waiting, set: c_int) {
 /// the program's signals.
 pub(crate) fn go_on(descriptor: &DescriptorRef) {
     let Some(number) = descriptor.stream().map(|socket| socket.undecided.pending()) else { return };
+    let Some(mut stack) = OwnStack::take() else { return watch(descriptor) };
     let (set, one) = {
         let _running = RUNNING_LOCK.lock();
         let mut waiting = WAITING.lock();
@@ -300,7 +308,7 @@ pub(crate) fn go_on(descriptor: &DescriptorRef) {
         };
         (set, one)
     };
-    advance(number, one, set);
+    stack.run(|| advance(number, one, set));
     running::end(descriptor.clone());
 }
 
@@ -334,18 +342,41 @@ pub(super) enum Watcher {
     NextCall,
 }
 
-/// Waits for a peer. An error returns what cannot wait: there are no descriptors or threads left.
+/// A place in the list for a handshake that may have to wait for its peer. The thread does not end
+/// while a place is taken. So the sender of the first message of a handshake takes a place before:
+/// the peer's program may answer much later, and no call of this program waits so long.
+pub(super) struct WaitingPlace(());
+
+impl WaitingPlace {
+    /// `None`: there are no descriptors or threads left.
+    pub(super) fn take() -> Option<WaitingPlace> {
+        let _running = RUNNING_LOCK.lock();
+        let mut waiting = WAITING.lock();
+        if !waiting.begin() {
+            return None;
+        }
+        waiting.places += 1;
+        Some(WaitingPlace(()))
+    }
+}
+
+impl Drop for WaitingPlace {
+    fn drop(&mut self) {
+        let _running = RUNNING_LOCK.lock();
+        WAITING.lock().places -= 1;
+    }
+}
+
+/// Waits for a peer.
 pub(super) fn add(
+    _: &WaitingPlace,
     descriptor: &DescriptorRef,
     fd: c_int,
     pending: Box<dyn PendingHandshake>,
     watcher: Watcher,
-) -> Result<(), Box<dyn PendingHandshake>> {
+) {
     let _running = RUNNING_LOCK.lock();
     let mut waiting = WAITING.lock();
-    if !waiting.begin() {
-        return Err(pending);
-    }
     if let Some(socket) = descriptor.stream()
         && socket.role() == SocketRole::Server
     {
@@ -370,7 +401,6 @@ pub(super) fn add(
     if let Some(socket) = descriptor.stream() {
         socket.undecided.set_pending(number);
     }
-    Ok(())
 }
 
 /// Has the thread watch the handshakes left to the program's next call: the next call sleeps for
@@ -388,12 +418,13 @@ pub(crate) fn watch_all() {
 /// `Some(true)`: a signal has ended the wait.
 pub(super) fn help(descriptor: &DescriptorRef, timeout: Duration) -> Option<bool> {
     let number = descriptor.stream()?.undecided.pending();
+    let stack = OwnStack::take();
     let (set, mut one) = {
         let _running = RUNNING_LOCK.lock();
         let mut waiting = WAITING.lock();
         let set = waiting.sets.as_ref()?.epoll.as_raw_fd();
         let found = waiting.list.get(&number)?;
-        if found.pending.is_untouched() {
+        if found.pending.is_untouched() || stack.is_none() {
             if found.watched.is_empty() {
                 let one = waiting.list.remove(&number)?;
                 waiting.insert(number, one);
@@ -402,9 +433,10 @@ pub(super) fn help(descriptor: &DescriptorRef, timeout: Duration) -> Option<bool
         }
         (set, waiting.take(number)?)
     };
+    let mut stack = stack?;
     unwatch(set, &one.watched);
     one.watched.clear();
-    let interrupted = raw::blocking_signals(|mask| {
+    let go_on = |mask| {
         let (rest, interrupted) = one.advance_here(set, timeout, mask);
         match rest {
             Some(rest) => {
@@ -415,7 +447,8 @@ pub(super) fn help(descriptor: &DescriptorRef, timeout: Duration) -> Option<bool
             None => forget_missed(number),
         }
         interrupted
-    });
+    };
+    let interrupted = raw::blocking_signals(|mask| stack.run(|| go_on(mask)));
     running::end(descriptor.clone());
     Some(interrupted)
 }
@@ -464,8 +497,14 @@ fn wait_for_all() {
             }
             let take = |number: u64| Some((number, waiting.take(number)?));
             let taken: Vec<_> = ready.into_iter().filter_map(take).collect();
-            if idle >= IDLE_CHECKS && waiting.list.is_empty() {
+            // If numbers are short, the program needs the numbers of the sets.
+            let ends = idle >= IDLE_CHECKS || own_copies::are_short();
+            // A call going on with a handshake may put the handshake back into the list, and uses
+            // the set.
+            let is_used = waiting.places > 0 || running::any(|_| true);
+            if ends && waiting.list.is_empty() && !is_used {
                 waiting.has_thread = false;
+                waiting.sets = None;
                 return;
             }
             taken
@@ -559,6 +598,7 @@ fn forget() {
     waiting.in_sets.clear();
     waiting.missed.clear();
     waiting.has_thread = false;
+    waiting.places = 0;
     // The parent's set watches the parent's descriptors.
     drop(waiting.sets.take());
     // This process must not end the parent's connections, and the duplicates of TCP sockets would

@@ -13,17 +13,18 @@
 use std::ffi::c_int;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use guest_driver::traffic::{Choice, Endpoint, EndpointKey, Observation, TrafficTable};
 use guest_driver::{ConnectionInfo, SmcStream};
+use ism_sys::OnceBox;
 
-use crate::sys::{borrowed, leaked, publish, raw};
+use crate::sys::{borrowed, raw};
 use crate::{config, fork};
 
-/// It lives as long as the process.
-static MEMORY: AtomicPtr<Memory> = AtomicPtr::new(std::ptr::null_mut());
+/// The table of earlier connections, for the life of the process.
+static MEMORY: OnceBox<Option<Arc<TrafficTable>>> = OnceBox::new();
 
 /// A sample on TCP. A signal handler of the program may close the sample, so there is no lock.
 struct Sample {
@@ -51,30 +52,26 @@ static SAMPLES: [Sample; 16] = [const {
 /// Number of samples so far. Modulo the number of places it is the place of the next sample.
 static NEXT: AtomicUsize = AtomicUsize::new(0);
 
-/// The memory that `smc run` passed on.
-struct Memory(Option<Arc<TrafficTable>>);
-
-/// What was learned; the first call adopts it.
+/// The table of earlier connections; the first call adopts the table.
 fn learned() -> Option<&'static Arc<TrafficTable>> {
-    let adopted = || leaked(MEMORY.load(Ordering::Acquire));
-    if adopted().is_none() {
-        adopt();
+    match MEMORY.get() {
+        Some(memory) => memory.as_ref(),
+        None => adopt(),
     }
-    adopted()?.0.as_ref()
 }
 
 #[cold]
-fn adopt() {
-    let Some(config) = config::get() else { return };
+fn adopt() -> Option<&'static Arc<TrafficTable>> {
+    let config = config::get()?;
     if fork::shares_memory() {
-        return;
+        return None;
     }
     let adopt = |fd| {
         let program = std::env::current_exe().unwrap_or_default();
         // If the program's parent has closed the descriptor, the number may be another file's.
         TrafficTable::adopt(borrowed(fd), &program).ok()
     };
-    publish(&MEMORY, Memory(config.traffic.and_then(adopt)));
+    MEMORY.get_or_init(|| config.traffic.and_then(adopt)).as_ref()
 }
 
 /// The table of earlier connections, for reports.
