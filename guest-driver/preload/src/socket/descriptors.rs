@@ -5,9 +5,10 @@ use std::ffi::c_int;
 
 use crate::socket::epoll_set::EpollSet;
 use crate::socket::registrations;
+use crate::socket::stream::StreamSocket;
 use crate::socket::table::{DESCRIPTORS, Descriptor, DescriptorRef, NUMBERS};
 use crate::sys::fork_lock::ForkLockGuard;
-use crate::sys::own_numbers;
+use crate::sys::{own_copies, own_numbers};
 use crate::{config, fork};
 
 /// Entries of the table. A single entry, the usual case of `close`, needs no memory of its own.
@@ -49,11 +50,59 @@ fn remove(fd: c_int) -> Option<DescriptorRef> {
             }
         }
     }
+    if let Some(socket) = descriptor.stream() {
+        return_number(&descriptor, socket, fd);
+    }
     Some(descriptor)
 }
 
-/// Keeps a range of numbers what they are, as long as the caller has the result: no relay replaces
-/// a number of a connection, or gives it back.
+/// A number of the program for a connection, preferably `fd`. `None`: the program has none.
+fn number_of(descriptor: &DescriptorRef, fd: c_int) -> Option<c_int> {
+    let is_its = |fd: &c_int| DESCRIPTORS.get(*fd).is_some_and(|found| found.is(descriptor));
+    if is_its(&fd) {
+        return Some(fd);
+    }
+    (descriptor.handles() > 0).then(|| (0..=DESCRIPTORS.highest()).find(is_its)).flatten()
+}
+
+/// Lends a connection a number of the program, preferably this one, in the place of the
+/// connection's own descriptor. A connection without a number of the program keeps its descriptor.
+pub(crate) fn lend_number(descriptor: &DescriptorRef, fd: c_int) {
+    let _numbers = NUMBERS.lock();
+    lend_number_locked(descriptor, fd);
+}
+
+/// Does the same as [`lend_number`]. The caller holds [`NUMBERS`].
+pub(crate) fn lend_number_locked(descriptor: &DescriptorRef, fd: c_int) {
+    let Some(socket) = descriptor.stream() else { return };
+    if let Some(stream) = socket.own_stream()
+        && let Some(number) = number_of(descriptor, fd)
+    {
+        socket.undecided.set_copy(-1);
+        stream.lend_tcp(number);
+    }
+}
+
+/// Prepares the close of a number that has no entry any more. A connection with this number on loan
+/// goes on by another one, or by a copy. If the close of the connection has no use for TCP, or
+/// there is no number for a copy, TCP ends with the number.
+fn return_number(descriptor: &DescriptorRef, socket: &StreamSocket, fd: c_int) {
+    let Some(stream) = socket.own_stream() else { return };
+    if stream.lent_number() != Some(fd) {
+        return;
+    }
+    match number_of(descriptor, fd) {
+        Some(other) => stream.lend_tcp(other),
+        // A call of another thread goes on with the connection.
+        None if descriptor.refs() > 1 || stream.close_needs_tcp() => {
+            stream.own_tcp(own_copies::duplicate_below_reserve(fd));
+        }
+        None => stream.own_tcp(None),
+    }
+}
+
+/// Locks a range of numbers until the caller drops the result: no relay replaces a number of a
+/// connection, or gives one back.
 pub(crate) fn lock_numbers(first: c_int, last: c_int) -> Option<ForkLockGuard> {
     let is_stream = |fd| DESCRIPTORS.get(fd).is_some_and(|found| found.stream().is_some());
     let last = last.min(DESCRIPTORS.highest());
@@ -76,8 +125,8 @@ pub(crate) fn disconnect(descriptor: &DescriptorRef) -> bool {
         true => socket.end.is_reset_reported(),
         false => socket.end.is_write_shut() && stream.peer_has_ended() == Some(true),
     };
-    // Nothing of the library may touch the socket from here on: its next connection is the
-    // program's.
+    // From here on the library must not touch the socket: its next connection is the program's.
+    socket.end.set_disconnected();
     stream.abandon();
     release(descriptor);
     was_over

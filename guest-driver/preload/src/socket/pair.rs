@@ -9,7 +9,8 @@
 //! with this library and the program's end can tell the program the names of its connection.
 
 use std::ffi::c_int;
-use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
+use std::fmt::Write as _;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -19,12 +20,9 @@ use crate::sys::{borrowed, owned, raw};
 
 /// Lowest number of the library's own descriptors, if the limit of the process allows.
 pub(crate) const HIGH_FDS: c_int = 700;
-/// What the abstract name begins with.
-const MAGIC: &[u8] = b"smc-connection\0\x01";
-/// Bytes of an address in the name: family, address, port, scope.
-const ADDRESS_LEN: usize = 23;
-/// Bytes of the name.
-const NAME_LEN: usize = MAGIC.len() + 8 + 2 * ADDRESS_LEN;
+/// The beginning of the abstract name. The name is text, as tools read /proc/net/unix as text:
+/// numbers in hexadecimal with dashes between them.
+const PREFIX: &str = "smcpair-";
 
 /// The local and the peer address of a TCP connection.
 pub(crate) type AddressPair = (SocketAddr, SocketAddr);
@@ -57,7 +55,7 @@ impl SocketPair {
         // The relay finds an urgent byte of the program by the mark.
         let _ = rustix::net::sockopt::set_socket_oobinline(&owner_end, true);
         if let Some(names) = tcp_names(tcp)
-            && let Ok(name) = SocketAddrUnix::new_abstract_name(&encode(names))
+            && let Ok(name) = SocketAddrUnix::new_abstract_name(encode(names).as_bytes())
         {
             // Without a name the connection works, but other processes do not know its addresses.
             let _ = rustix::net::bind(&owner_end, &name);
@@ -84,44 +82,50 @@ pub(crate) fn names_of(fd: impl AsFd) -> Option<AddressPair> {
     (maker.uid.as_raw() == user || maker.uid.is_root() || user == 0).then_some(names)
 }
 
-fn encode((local, peer): AddressPair) -> Vec<u8> {
+fn encode((local, peer): AddressPair) -> String {
     static NEXT: AtomicU32 = AtomicU32::new(0);
-    let mut name = Vec::with_capacity(NAME_LEN);
-    name.extend_from_slice(MAGIC);
     // No two pairs of a network namespace may have the same name.
-    name.extend_from_slice(&(raw::getpid() as u32).to_be_bytes());
-    name.extend_from_slice(&NEXT.fetch_add(1, Ordering::Relaxed).to_be_bytes());
+    let mut name =
+        format!("{PREFIX}{:x}-{:x}", raw::getpid(), NEXT.fetch_add(1, Ordering::Relaxed));
+    let mut scope = 0;
     for address in [local, peer] {
-        let (family, bytes, scope) = match address {
-            SocketAddr::V4(v4) => (4, v4.ip().to_ipv6_mapped().octets(), 0),
-            SocketAddr::V6(v6) => (6, v6.ip().octets(), v6.scope_id()),
+        let port = address.port();
+        // Writing to a string does not fail.
+        let _ = match address {
+            SocketAddr::V4(v4) => write!(name, "-{:08x}{port:04x}", u32::from(*v4.ip())),
+            SocketAddr::V6(v6) => {
+                scope = scope.max(v6.scope_id());
+                write!(name, "-{:032x}{port:04x}", u128::from(*v6.ip()))
+            }
         };
-        name.push(family);
-        name.extend_from_slice(&bytes);
-        name.extend_from_slice(&address.port().to_be_bytes());
-        name.extend_from_slice(&scope.to_be_bytes());
+    }
+    // The link-local addresses of a connection belong to one interface, and `sun_path` has no room
+    // for two scopes.
+    if scope != 0 {
+        let _ = write!(name, "-{scope:x}");
     }
     name
 }
 
 fn decode(name: &[u8]) -> Option<AddressPair> {
-    let addresses = name.strip_prefix(MAGIC)?.get(8..)?;
-    if addresses.len() != 2 * ADDRESS_LEN {
-        return None;
-    }
-    let (local, peer) = addresses.split_at(ADDRESS_LEN);
-    Some((address(local)?, address(peer)?))
+    let name = std::str::from_utf8(name).ok()?.strip_prefix(PREFIX)?;
+    let mut fields = name.split('-').skip(2);
+    let (local, peer) = (fields.next()?, fields.next()?);
+    let scope = fields.next().map_or(Some(0), |scope| u32::from_str_radix(scope, 16).ok())?;
+    let ends = (address(local, scope)?, address(peer, scope)?);
+    fields.next().is_none().then_some(ends)
 }
 
-fn address(bytes: &[u8]) -> Option<SocketAddr> {
-    let (family, rest) = bytes.split_first()?;
-    let (ip, rest) = rest.split_first_chunk::<16>()?;
-    let (port, rest) = rest.split_first_chunk::<2>()?;
-    let scope = u32::from_be_bytes(*rest.first_chunk::<4>()?);
-    let (ip, port) = (Ipv6Addr::from(*ip), u16::from_be_bytes(*port));
-    match family {
-        4 => Some(SocketAddr::new(IpAddr::V4(ip.to_ipv4_mapped()?), port)),
-        6 => Some(SocketAddrV6::new(ip, port, 0, scope).into()),
+fn address(text: &str, scope: u32) -> Option<SocketAddr> {
+    let (ip, port) = text.split_at_checked(text.len().checked_sub(4)?)?;
+    let port = u16::from_str_radix(port, 16).ok()?;
+    match ip.len() {
+        8 => Some(SocketAddr::new(Ipv4Addr::from(u32::from_str_radix(ip, 16).ok()?).into(), port)),
+        32 => {
+            let ip = Ipv6Addr::from(u128::from_str_radix(ip, 16).ok()?);
+            let scope = if ip.is_unicast_link_local() { scope } else { 0 };
+            Some(SocketAddrV6::new(ip, port, 0, scope).into())
+        }
         _ => None,
     }
 }
@@ -136,27 +140,39 @@ mod tests {
         let v4: AddressPair = ("10.1.2.3:80".parse().unwrap(), "10.9.8.7:40000".parse().unwrap());
         let v6: AddressPair =
             ("[fe80::1%7]:443".parse().unwrap(), "[::ffff:10.0.0.1]:1".parse().unwrap());
-        for names in [v4, v6] {
+        let longest: AddressPair = (
+            "[fe80::ffff:ffff:ffff:ffff%4294967295]:65535".parse().unwrap(),
+            "[ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff]:65535".parse().unwrap(),
+        );
+        for names in [v4, v6, longest] {
             let name = encode(names);
-            assert_eq!(name.len(), NAME_LEN);
-            assert!(name.len() < 108, "sun_path has no room for more");
-            assert_eq!(decode(&name), Some(names));
+            assert_eq!(decode(name.as_bytes()), Some(names));
             assert_ne!(encode(names), name, "each pair has a name of its own");
+            let is_text = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
+            assert!(name.chars().all(is_text), "{name}");
         }
+        // The largest process id and number. The name of a socket has 107 bytes after the first.
+        let pid = encode(longest).len() - format!("{:x}-0", raw::getpid()).len();
+        assert!(pid + "400000-ffffffff".len() <= 107, "sun_path has no room for more");
     }
 
     #[test]
     fn other_names_are_not_taken_for_ours() {
-        let names: AddressPair =
-            ("10.1.2.3:80".parse().unwrap(), "10.9.8.7:40000".parse().unwrap());
+        let names: AddressPair = ("10.1.2.3:80".parse().unwrap(), "[::1]:40000".parse().unwrap());
         let good = encode(names);
-        assert_eq!(decode(b""), None);
-        assert_eq!(decode(&good[1..]), None);
-        assert_eq!(decode(&good[..good.len() - 1]), None);
-        assert_eq!(decode(&[good.clone(), vec![0]].concat()), None);
-        let mut family = good;
-        family[MAGIC.len() + 8] = 5;
-        assert_eq!(decode(&family), None);
+        for other in [
+            "",
+            &good[1..],
+            &good[..good.len() - 1],
+            &format!("{good}-"),
+            &format!("{good}-7-7"),
+            &good.replace('a', "g"),
+            &good[..good.len() - 37],
+        ] {
+            assert_eq!(decode(other.as_bytes()), None, "{other}");
+        }
+        assert_eq!(decode(b"\xff\xfe"), None);
+        assert_eq!(decode("smcpair-1-2-é-é".as_bytes()), None);
     }
 
     #[test]

@@ -12,10 +12,11 @@ mod undecided;
 
 use std::ffi::c_int;
 use std::io::IoSlice;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
 
 use guest_driver::{Readiness, SmcStream};
+use ism_sys::OnceBox;
 
 use self::decision::Decision;
 use self::end::ConnectionEnd;
@@ -44,8 +45,8 @@ pub(crate) struct StreamSocket {
     /// The options set by the program.
     pub(crate) options: SocketOptions,
     /// The SMC connection.
-    stream: OnceLock<SmcStream>,
-    /// The end of the connection, as far as the program knows it.
+    stream: OnceBox<SmcStream>,
+    /// The end of the connection, as far as known to the program.
     pub(crate) end: ConnectionEnd,
     /// The state of a connection carried by another process.
     pub(crate) relayed: RelayState,
@@ -80,7 +81,7 @@ impl StreamSocket {
             side,
             undecided: HandshakeState::new(),
             options: SocketOptions::new(nonblocking),
-            stream: OnceLock::new(),
+            stream: OnceBox::new(),
             end: ConnectionEnd::default(),
             relayed,
             registrations: ForkMutex::default(),
@@ -115,6 +116,11 @@ impl StreamSocket {
     /// The SMC connection, also while the handshake is being completed.
     pub(crate) fn stream(&self) -> Option<&SmcStream> {
         self.stream.get()
+    }
+
+    /// Like [`Self::stream`], if the connection belongs to this process.
+    pub(crate) fn own_stream(&self) -> Option<&SmcStream> {
+        self.stream.get().filter(|_| !self.owner.is_inherited())
     }
 
     /// Stores the SMC connection. The caller then stores [`SocketEvent::EndOnSmc`].

@@ -3,8 +3,7 @@
 
 use std::ffi::c_int;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU32, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
 use std::time::Duration;
 
 use ism_sys::may_delay;
@@ -12,6 +11,8 @@ use rustix::thread::futex;
 
 use crate::socket::pair::high;
 use crate::socket::states::{self, SocketEvent, SocketStage, SocketState, SocketTransition};
+use crate::sys::fork_lock::ForkMutex;
+use crate::sys::own_copies::PairPlace;
 use crate::sys::raw::Errno;
 
 /// The state of a socket, and the threads waiting for the decision between SMC and TCP.
@@ -21,8 +22,17 @@ pub(crate) struct Decision {
     stage: AtomicU32,
     /// Number of threads that wait.
     waiters: AtomicU32,
-    /// A pipe that becomes readable when the handshake is complete, for callers of poll.
-    pipe: OnceLock<(OwnedFd, OwnedFd)>,
+    pipe: ForkMutex<DecisionPipe>,
+    /// The pipe has ends.
+    has_pipe: AtomicBool,
+}
+
+/// A pipe, readable when the handshake is complete, for callers of poll.
+#[derive(Debug, Default)]
+struct DecisionPipe {
+    ends: Option<(OwnedFd, OwnedFd, PairPlace)>,
+    /// Number of callers with the descriptor.
+    users: u32,
 }
 
 impl Decision {
@@ -31,7 +41,8 @@ impl Decision {
         Decision {
             stage: AtomicU32::new(SocketStage::first(state) as u32),
             waiters: AtomicU32::new(0),
-            pipe: OnceLock::new(),
+            pipe: ForkMutex::new(DecisionPipe { ends: None, users: 0 }),
+            has_pipe: AtomicBool::new(false),
         }
     }
 
@@ -80,11 +91,11 @@ impl Decision {
         // A waiting thread counts itself before it compares the stage: either the counter is seen
         // here, or the thread sees the new stage.
         fence(Ordering::SeqCst);
-        if self.pipe.get().is_none() && self.waiters.load(Ordering::SeqCst) == 0 {
+        if !self.has_pipe.load(Ordering::SeqCst) && self.waiters.load(Ordering::SeqCst) == 0 {
             return;
         }
         let _ = futex::wake(&self.stage, futex::Flags::PRIVATE, i32::MAX as u32);
-        if let Some((_, writer)) = self.pipe.get() {
+        if let Some((_, writer, _)) = &self.pipe.lock().ends {
             let _ = rustix::io::write(writer, &[1]);
         }
     }
@@ -106,23 +117,42 @@ impl Decision {
         Ok(())
     }
 
-    /// A descriptor that becomes readable when the handshake is complete.
-    pub(crate) fn readable_fd(&self) -> Option<c_int> {
-        if self.pipe.get().is_none() {
+    /// A descriptor that becomes readable when the handshake is complete, until as many calls of
+    /// [`Decision::release_fd`]. `highest`: the highest number in the caller's wait. `None`:
+    /// descriptors are short.
+    pub(crate) fn readable_fd(&self, highest: c_int) -> Option<c_int> {
+        let mut pipe = self.pipe.lock();
+        pipe.users += 1;
+        if pipe.ends.is_none() {
             let flags = rustix::pipe::PipeFlags::CLOEXEC | rustix::pipe::PipeFlags::NONBLOCK;
+            let place = PairPlace::take(highest)?;
             let (reader, writer) = rustix::pipe::pipe_with(flags).ok()?;
-            let _ = self.pipe.set((high(reader), high(writer)));
+            pipe.ends = Some((high(reader), high(writer), place));
+            self.has_pipe.store(true, Ordering::SeqCst);
+            fence(Ordering::SeqCst);
         }
-        let (reader, writer) = self.pipe.get()?;
+        let (reader, writer, _) = pipe.ends.as_ref()?;
         if !matches!(self.stage().state(), SocketState::Undecided | SocketState::Deciding) {
             let _ = rustix::io::write(writer, &[1]);
         }
         Some(reader.as_raw_fd())
     }
 
+    /// Undoes one [`Decision::readable_fd`]. The last caller closes the pipe.
+    pub(crate) fn release_fd(&self) {
+        let mut pipe = self.pipe.lock();
+        pipe.users = pipe.users.saturating_sub(1);
+        if pipe.users == 0 {
+            self.has_pipe.store(false, Ordering::SeqCst);
+            pipe.ends = None;
+        }
+    }
+
     /// The library's descriptors for the wait.
     pub(super) fn descriptors(&self) -> impl Iterator<Item = c_int> {
-        let pipe = self.pipe.get().into_iter();
-        pipe.flat_map(|(reader, writer)| [reader.as_raw_fd(), writer.as_raw_fd()])
+        let pipe = self.pipe.lock();
+        let ends = pipe.ends.as_ref();
+        let ends = ends.map(|(reader, writer, _)| [reader, writer].map(|end| end.as_raw_fd()));
+        ends.into_iter().flatten()
     }
 }

@@ -21,6 +21,8 @@ pub(crate) struct ConnectionEnd {
     epipe_reported: AtomicBool,
     /// A call has reported the reset of the connection.
     reset_reported: AtomicBool,
+    /// The program has disconnected the socket.
+    disconnected: AtomicBool,
 }
 
 impl ConnectionEnd {
@@ -45,7 +47,12 @@ impl ConnectionEnd {
         self.write_shut.store(true, Ordering::Relaxed);
     }
 
-    /// Whether a call has reported that the connection was reset.
+    /// Stores that the program has disconnected the socket.
+    pub(crate) fn set_disconnected(&self) {
+        self.disconnected.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether a call has reported the reset of the connection.
     pub(crate) fn is_reset_reported(&self) -> bool {
         self.reset_reported.load(Ordering::Relaxed)
     }
@@ -85,6 +92,10 @@ impl ConnectionEnd {
     /// The result of a failed read. If the peer has ended its direction before the reset, TCP's
     /// readers see an end of data.
     pub(crate) fn read_failed(&self, stream: &SmcStream, error: Errno) -> SysResult {
+        if self.disconnected.load(Ordering::Relaxed) {
+            // The socket was disconnected during the call.
+            return Err(Errno(libc::EPIPE));
+        }
         match pending_error(stream, error) {
             Errno(libc::EPIPE) => Ok(0),
             error => self.report_once(error),
