@@ -284,6 +284,13 @@ impl EpollMembers {
         self.member(number)
     }
 
+    /// The descriptors of sockets with this data and an incomplete handshake.
+    pub(super) fn undecided_with(&self, data: u64) -> impl Iterator<Item = c_int> {
+        let member = |number: &u32| self.list.get(*number as usize)?.as_ref();
+        let members = self.undecided.iter().filter_map(member);
+        members.filter(move |member| member.data == data).map(|member| member.fd)
+    }
+
     /// Changes the mask and the data of a socket, and polls it again.
     pub(super) fn modify(&mut self, fd: c_int, events: u32, data: u64) {
         let Some(number) = self.first_of(fd) else { return };

@@ -12,18 +12,17 @@
 //! The library knows events of its own entries by event bits not used otherwise ([`is_own`]).
 
 use std::ffi::c_int;
-use std::os::fd::AsRawFd;
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 
 use crate::fork;
 use crate::socket::epoll_members::{EpollMember, EpollMembers, OUT};
 use crate::socket::sleeper::Sleeper;
 use crate::socket::states::SocketStage;
 use crate::socket::stream::{Registration, SocketRole};
-use crate::socket::table::{DESCRIPTORS, DescriptorRef};
+use crate::socket::table::DescriptorRef;
 use crate::sys::fork_lock::{ForkMutex, ForkMutexGuard};
 use crate::sys::raw::{self, Errno, SysResult};
+use ism_sys::OnceBox;
 
 /// An epoll set.
 #[derive(Debug)]
@@ -33,15 +32,40 @@ pub(crate) struct EpollSet {
     polled: AtomicUsize,
     /// Number of sockets whose handshakes are left to the waits for the set.
     undecided: AtomicUsize,
-    /// The kernel's set has everything.
-    native: AtomicBool,
+    /// The poller of the connections: [`UNSEEN`] and the following values.
+    mode: AtomicU8,
     /// A thread polls the connections.
     busy: AtomicBool,
     /// Number of threads waiting in the kernel, begun while the set had no SMC connections.
     kernel_waits: AtomicUsize,
-    sleeper: OnceLock<Sleeper>,
-    /// The generation of the process (see `fork`) that has made it.
+    sleeper: OnceBox<Sleeper>,
+    /// The entry that ends waits in the kernel because of a new connection: the descriptor of the
+    /// set and the connection's. [`NO_BELL`]: no entry.
+    bell: AtomicU64,
+    /// The generation (see `fork`) of the process that made the set.
     generation: u32,
+}
+
+/// No wait has come through the library. Handshakes go on for a moment as if a wait will come.
+const UNSEEN: u8 = 0;
+/// No wait has come in time: the kernel's set has everything, until a wait comes.
+const UNSEEN_FOR_LONG: u8 = 1;
+/// The library polls the connections.
+const POLLED: u8 = 2;
+/// The kernel's set has everything, for good.
+const NATIVE: u8 = 3;
+
+const NO_BELL: u64 = u64::MAX;
+
+/// The event bits of the library's entries for handshakes, instead of EPOLLIN and EPOLLOUT.
+const ROOM: u32 = libc::EPOLLWRNORM as u32;
+const NORMAL: u32 = libc::EPOLLRDNORM as u32 | ROOM;
+const USUAL: u32 = (libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLPRI) as u32;
+
+/// Whether an event is of an entry made by the library, or by a program asking for nothing but
+/// these bits.
+pub(crate) fn is_own(event: &libc::epoll_event) -> bool {
+    event.events & NORMAL != 0 && event.events & USUAL == 0
 }
 
 impl EpollSet {
@@ -51,10 +75,11 @@ impl EpollSet {
             members: ForkMutex::new(EpollMembers::default()),
             polled: AtomicUsize::new(0),
             undecided: AtomicUsize::new(0),
-            native: AtomicBool::new(false),
+            mode: AtomicU8::new(UNSEEN),
             busy: AtomicBool::new(false),
             kernel_waits: AtomicUsize::new(0),
-            sleeper: OnceLock::new(),
+            sleeper: OnceBox::new(),
+            bell: AtomicU64::new(NO_BELL),
             generation: fork::generation(),
         }
     }
@@ -100,7 +125,7 @@ impl EpollSet {
         descriptor: &DescriptorRef,
         registration: &Registration,
     ) -> bool {
-        if self.is_native() || descriptor.stream().is_none_or(|socket| socket.owner.is_inherited())
+        if !self.is_polled() || descriptor.stream().is_none_or(|socket| socket.owner.is_inherited())
         {
             return false;
         }
@@ -112,23 +137,23 @@ impl EpollSet {
             return false;
         }
         drop(members);
-        self.count_polled(set, sleeper);
+        self.count_polled(set, sleeper, registration);
         true
     }
 
     /// One connection more is polled by the library.
-    fn count_polled(&self, set: c_int, sleeper: &Sleeper) {
+    fn count_polled(&self, set: c_int, sleeper: &Sleeper, registration: &Registration) {
         if self.polled.fetch_add(1, Ordering::SeqCst) == 0
             && self.kernel_waits.load(Ordering::SeqCst) > 0
         {
-            self.interrupt_kernel_waits(set, sleeper);
+            self.interrupt_kernel_waits(set, registration);
         }
         sleeper.watch.wake();
     }
 
     /// Whether waits for the set go on with handshakes of its sockets.
     pub(crate) fn can_go_on_with_handshakes(&self) -> bool {
-        !self.is_native() && !self.is_inherited()
+        matches!(self.mode(), UNSEEN | POLLED) && !self.is_inherited()
     }
 
     /// Has the waits for the set go on with the handshake of a socket. `false`: the set cannot.
@@ -145,7 +170,7 @@ impl EpollSet {
         // Before the kernel can report the socket to another thread.
         self.lock().add(EpollMember::new(descriptor, registration, true));
         self.undecided.fetch_add(1, Ordering::SeqCst);
-        let added = watch_handshake(set, libc::EPOLL_CTL_ADD, descriptor, registration);
+        let added = self.watch_handshake(set, libc::EPOLL_CTL_ADD, descriptor, registration);
         if added.is_err() {
             self.remove(fd);
         }
@@ -153,9 +178,11 @@ impl EpollSet {
     }
 
     /// The handshake of a socket has ended with SMC: the library polls the connection from now on.
-    /// `false`: the set has it no more, or the kernel must poll it.
-    pub(crate) fn decide(&self, set: c_int, fd: c_int) -> bool {
-        let Ok(sleeper) = self.sleeper(set) else {
+    /// `false`: the connection is not in the set any more, or the kernel must poll it.
+    pub(crate) fn decide(&self, registration: &Registration) -> bool {
+        let Registration { set, fd, .. } = *registration;
+        let sleeper = self.sleeper(set);
+        let (Ok(sleeper), true) = (sleeper, self.is_polled()) else {
             self.remove(fd);
             return false;
         };
@@ -165,12 +192,20 @@ impl EpollSet {
         }
         drop(members);
         self.undecided.fetch_sub(1, Ordering::SeqCst);
-        self.count_polled(set, sleeper);
+        self.count_polled(set, sleeper, registration);
         true
     }
 
-    /// Takes note of what the kernel says of a socket whose handshake is not complete. Returns what
-    /// the program learns of it now.
+    /// The sockets whose handshakes may have caused an event with these data; none if the handshake
+    /// has ended meanwhile. `None`: no known socket has these data.
+    pub(crate) fn handshakes_of(&self, data: u64) -> Option<Vec<c_int>> {
+        let members = self.lock();
+        let found: Vec<_> = members.undecided_with(data).collect();
+        (!found.is_empty() || members.iter().any(|member| member.data == data)).then_some(found)
+    }
+
+    /// Notes the kernel's report of room to write for a socket with an incomplete handshake.
+    /// Returns the event for the program.
     pub(crate) fn note_room(&self, fd: c_int) -> Option<libc::epoll_event> {
         let mut members = self.lock();
         let member = members.undecided(fd)?;
@@ -187,49 +222,26 @@ impl EpollSet {
         self.undecided.load(Ordering::SeqCst) > 0
     }
 
-    /// Makes threads that wait for the kernel's set alone come back: the sleeper's eventfd becomes
-    /// part of the kernel's set.
-    fn interrupt_kernel_waits(&self, set: c_int, sleeper: &Sleeper) {
-        let eventfd = sleeper.watch.notifier();
-        let _ = raw::epoll_ctl(
-            set,
-            libc::EPOLL_CTL_ADD,
-            eventfd.as_raw_fd(),
-            libc::EPOLLIN as u32,
-            self.mark(),
-        );
-        let _ = rustix::io::write(eventfd, &1u64.to_ne_bytes());
-    }
-
-    /// The data of the sleeper's eventfd in the kernel's set: an address that no program has.
-    fn mark(&self) -> u64 {
-        std::ptr::from_ref(self) as u64
-    }
-
-    /// Removes the sleeper's eventfd from what the kernel reported. Returns how many events are
-    /// left.
-    pub(crate) fn remove_mark(
-        &self,
-        set: c_int,
-        out: &mut [libc::epoll_event],
-        mut n: usize,
-    ) -> usize {
-        let mark = self.mark();
-        let mut at = 0;
-        while at < n {
-            if out.get(at).is_some_and(|event| { event.u64 } == mark) {
-                out.copy_within(at + 1..n, at);
-                n -= 1;
-                if let Some(sleeper) = self.sleeper.get() {
-                    let eventfd = sleeper.watch.notifier().as_raw_fd();
-                    let _ = raw::epoll_ctl(set, libc::EPOLL_CTL_DEL, eventfd, 0, 0);
-                    sleeper.watch.clear_notifier();
-                }
-            } else {
-                at += 1;
-            }
+    /// Makes threads return from a wait for the kernel's set alone: the set gets an entry for the
+    /// TCP socket of the new connection, which has room for bytes.
+    fn interrupt_kernel_waits(&self, set: c_int, new: &Registration) {
+        if raw::epoll_ctl(set, libc::EPOLL_CTL_ADD, new.fd, ROOM, new.data).is_ok() {
+            let bell = (set as u32 as u64) << 32 | u64::from(new.fd as u32);
+            self.bell.store(bell, Ordering::SeqCst);
         }
-        n
+    }
+
+    /// Takes the entry of [`EpollSet::interrupt_kernel_waits`] back, if `of` returns `true` for its
+    /// descriptor.
+    pub(crate) fn silence(&self, of: impl FnOnce(c_int) -> bool) {
+        let bell = self.bell.load(Ordering::SeqCst);
+        if bell != NO_BELL
+            && of(bell as u32 as c_int)
+            && self.bell.compare_exchange(bell, NO_BELL, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+        {
+            let set = (bell >> 32) as c_int;
+            let _ = raw::epoll_ctl(set, libc::EPOLL_CTL_DEL, bell as u32 as c_int, 0, 0);
+        }
     }
 
     /// Changes the mask and the data of a connection.
@@ -246,6 +258,7 @@ impl EpollSet {
 
     /// Removes a connection. Returns the current mask: an EPOLLONESHOT may have been used up.
     pub(crate) fn remove(&self, fd: c_int) -> Option<u32> {
+        self.silence(|of| of == fd);
         let member = self.lock().remove(fd)?;
         if member.undecided {
             self.undecided.fetch_sub(1, Ordering::SeqCst);
@@ -256,10 +269,33 @@ impl EpollSet {
         Some(member.events)
     }
 
-    /// Leaves everything to the kernel's set from now on. Returns the connections that must move
-    /// there; `None`: they have moved already.
+    fn mode(&self) -> u8 {
+        self.mode.load(Ordering::SeqCst)
+    }
+
+    /// Whether the library polls connections: a wait has come through the library, and no use of
+    /// the set that only the kernel can carry out.
+    pub(crate) fn is_polled(&self) -> bool {
+        self.mode() == POLLED
+    }
+
+    /// Notes a wait through the library. `true`: the first one.
+    pub(crate) fn note_wait(&self) -> bool {
+        let unseen = |mode| (mode < POLLED).then_some(POLLED);
+        self.mode.fetch_update(Ordering::SeqCst, Ordering::SeqCst, unseen).is_ok()
+    }
+
+    /// Leaves everything to the kernel's set until a wait comes through the library. `false`: a
+    /// wait has come.
+    pub(crate) fn leave_unseen(&self) -> bool {
+        let unseen = |mode| (mode < POLLED).then_some(UNSEEN_FOR_LONG);
+        self.mode.fetch_update(Ordering::SeqCst, Ordering::SeqCst, unseen).is_ok()
+    }
+
+    /// Leaves everything to the kernel's set from now on. Returns the connections to move; `None`:
+    /// all have moved already.
     pub(crate) fn make_native(&self) -> Option<Vec<(c_int, DescriptorRef)>> {
-        if self.native.swap(true, Ordering::SeqCst) {
+        if self.mode.swap(NATIVE, Ordering::SeqCst) == NATIVE {
             return None;
         }
         let members = self.lock();
@@ -268,7 +304,7 @@ impl EpollSet {
 
     /// Whether the kernel's set has everything, for good.
     pub(crate) fn is_native(&self) -> bool {
-        self.native.load(Ordering::SeqCst)
+        self.mode() == NATIVE
     }
 
     /// Whether the library polls any connections.
@@ -309,27 +345,35 @@ impl EpollSet {
             }
         }
     }
+
+    /// Enters a socket with an incomplete handshake in the kernel's set, or changes its entry
+    /// there. The kernel then reports earlier bytes at once. Before the first wait of the library
+    /// the entry is for the program's own waits.
+    pub(crate) fn watch_handshake(
+        &self,
+        set: c_int,
+        op: c_int,
+        descriptor: &DescriptorRef,
+        registration: &Registration,
+    ) -> SysResult {
+        let Registration { fd, events: wanted, data, .. } = *registration;
+        let client = descriptor.stream().filter(|socket| socket.role() == SocketRole::Client);
+        if !self.is_polled() {
+            let events = client.map_or(0, |_| writable_only(wanted));
+            return raw::epoll_ctl(set, op, fd, events, data);
+        }
+        // The handshake of a client may wait until TCP is connected.
+        let room = match client {
+            Some(socket) if socket.stage() != SocketStage::Proposing || wanted & OUT != 0 => ROOM,
+            _ => 0,
+        };
+        let edges = (libc::EPOLLRDNORM | libc::EPOLLRDHUP | libc::EPOLLET) as u32;
+        raw::epoll_ctl(set, op, fd, edges | room, data)
+    }
 }
 
-/// Enters a socket whose handshake is not complete in the kernel's set, or changes its entry there.
-/// The kernel then reports at once what is there already.
-pub(crate) fn watch_handshake(
-    set: c_int,
-    op: c_int,
-    descriptor: &DescriptorRef,
-    registration: &Registration,
-) -> SysResult {
-    let Some(mark) = DESCRIPTORS.address_of(registration.fd) else {
-        return Err(Errno(libc::EBADF));
-    };
-    // The handshake of a client may wait until TCP is connected.
-    let room = match descriptor.stream() {
-        Some(socket) if socket.role() == SocketRole::Client => {
-            let connected = socket.stage() == SocketStage::Proposing;
-            if connected && registration.events & OUT == 0 { 0 } else { libc::EPOLLOUT }
-        }
-        _ => 0,
-    };
-    let events = libc::EPOLLIN | libc::EPOLLRDHUP | libc::EPOLLET | room;
-    raw::epoll_ctl(set, op, registration.fd, events as u32, mark)
+/// The kernel's mask for an undecided client: the next bytes belong to the handshake.
+pub(crate) fn writable_only(events: u32) -> u32 {
+    let kept = libc::EPOLLOUT | libc::EPOLLWRNORM | libc::EPOLLET | libc::EPOLLONESHOT;
+    events & kept as u32
 }

@@ -7,12 +7,12 @@
 use std::ffi::c_int;
 use std::os::fd::AsRawFd;
 
-use crate::socket::epoll_set::{EpollSet, watch_handshake};
+use crate::socket::epoll_set::{EpollSet, writable_only};
 use crate::socket::owner_pipe;
 use crate::socket::states::SocketEvent;
 use crate::socket::stream::{EpollTarget, Registration, SocketState, StreamSocket};
 use crate::socket::table::{DESCRIPTORS, DescriptorRef, epoll_set_of};
-use crate::sys::raw;
+use crate::sys::raw::{self, Errno, SysResult};
 
 /// Enters a registration in the set as the state of its socket requires.
 pub(crate) fn insert(
@@ -57,13 +57,6 @@ fn insert_undecided(socket: &StreamSocket, registration: &Registration) -> Epoll
     }
     let _ = raw::epoll_ctl(set, libc::EPOLL_CTL_ADD, fd, writable_only(events), data);
     EpollTarget::Writable
-}
-
-/// What the kernel watches of a client that is not decided: the bytes that come are those of the
-/// handshake.
-pub(crate) fn writable_only(events: u32) -> u32 {
-    let kept = libc::EPOLLOUT | libc::EPOLLWRNORM | libc::EPOLLET | libc::EPOLLONESHOT;
-    events & kept as u32
 }
 
 fn insert_smc(
@@ -153,11 +146,11 @@ pub(crate) fn follow(descriptor: &DescriptorRef, socket: &StreamSocket, state: S
         // registrations keeps `epoll_ctl` out in between.
         socket.decision.store(SocketEvent::EndOnSmc);
         for registration in registrations.iter_mut() {
-            let Registration { set, fd, target, .. } = *registration;
-            let found = epoll_set_of(set);
+            let found = epoll_set_of(registration.set);
             let known = found.as_ref().and_then(|found| found.set());
+            let target = registration.target;
             registration.target = match target {
-                EpollTarget::Handshake if known.is_some_and(|known| known.decide(set, fd)) => {
+                EpollTarget::Handshake if known.is_some_and(|known| known.decide(registration)) => {
                     EpollTarget::Polled
                 }
                 _ => insert(descriptor, socket, registration, SocketState::Smc),
@@ -174,7 +167,53 @@ pub(crate) fn is_in_a_set(socket: &StreamSocket) -> bool {
 /// Has the sets report again the bytes already sent by the peer.
 pub(crate) fn report_again(descriptor: &DescriptorRef, socket: &StreamSocket) {
     for r in socket.registrations().iter().filter(|r| r.target == EpollTarget::Handshake) {
-        let _ = watch_handshake(r.set, libc::EPOLL_CTL_MOD, descriptor, r);
+        let _ = watch_handshake(libc::EPOLL_CTL_MOD, descriptor, r);
+    }
+}
+
+/// [`EpollSet::watch_handshake`] in the set of a registration.
+pub(crate) fn watch_handshake(
+    op: c_int,
+    descriptor: &DescriptorRef,
+    of: &Registration,
+) -> SysResult {
+    let found = epoll_set_of(of.set);
+    let set = found.as_ref().and_then(|found| found.set()).ok_or(Errno(libc::EBADF))?;
+    set.watch_handshake(of.set, op, descriptor, of)
+}
+
+/// No wait for the sets of a socket has come through the library for some time: the program may wait
+/// by instructions of its own. The handshake goes on without such waits.
+pub(crate) fn leave_unseen_sets(socket: &StreamSocket) {
+    for known in socket.registrations().iter_mut() {
+        let found = epoll_set_of(known.set);
+        let is_unseen = |found: &DescriptorRef| found.set().is_some_and(EpollSet::leave_unseen);
+        if known.target == EpollTarget::Handshake && found.as_ref().is_some_and(is_unseen) {
+            known.events = remove(known).unwrap_or(known.events);
+            known.target = insert_undecided(socket, known);
+        }
+    }
+}
+
+/// Handles the first wait for a set through the library, which polls the connections from now on.
+#[cold]
+fn begin_polling(fd: c_int) {
+    for number in 0..=DESCRIPTORS.highest() {
+        let Some(descriptor) = DESCRIPTORS.get(number) else { continue };
+        let Some(socket) = descriptor.stream() else { continue };
+        let mut registrations = socket.registrations();
+        for known in registrations.iter_mut().filter(|r| r.set == fd && r.fd == number) {
+            match known.target {
+                EpollTarget::Handshake => {
+                    let _ = watch_handshake(libc::EPOLL_CTL_MOD, &descriptor, known);
+                }
+                EpollTarget::ReadinessFd(_) => {
+                    remove(known);
+                    known.target = insert(&descriptor, socket, known, SocketState::Smc);
+                }
+                _ => {}
+            }
+        }
     }
 }
 
@@ -257,12 +296,8 @@ pub(crate) fn attach(
 /// Removes the registrations of a socket whose last descriptor is being closed. The kernel would not
 /// remove its own as long as a handshake has a duplicate of the socket.
 pub(crate) fn close(socket: &StreamSocket) {
-    let registrations = std::mem::take(&mut *socket.registrations());
-    for registration in registrations
-        .iter()
-        .filter(|r| !matches!(r.target, EpollTarget::Native | EpollTarget::Writable))
-    {
-        remove(registration);
+    for registration in std::mem::take(&mut *socket.registrations()) {
+        remove(&registration);
     }
 }
 
@@ -310,8 +345,13 @@ fn adopt(fd: c_int, set: &EpollSet) {
 
 /// Prepares a set for a wait of this process. `false`: the kernel's set has everything.
 pub(crate) fn may_poll(fd: c_int, set: &EpollSet) -> bool {
-    if set.is_inherited() && !set.is_native() {
+    if set.is_polled() && !set.is_inherited() {
+        return true;
+    }
+    if set.is_inherited() {
         adopt(fd, set);
+    } else if set.note_wait() {
+        raw::without_signals(|| begin_polling(fd));
     }
     !set.is_native()
 }
@@ -321,8 +361,8 @@ pub(crate) fn may_poll(fd: c_int, set: &EpollSet) -> bool {
 pub(crate) fn hand_to_kernel(fd: c_int) {
     let Some(found) = epoll_set_of(fd) else { return };
     let Some(set) = found.set() else { return };
-    if !may_poll(fd, set) {
-        return;
+    if set.is_inherited() {
+        adopt(fd, set);
     }
     for (member, descriptor) in set.make_native().unwrap_or_default() {
         let Some(socket) = descriptor.stream() else { continue };
