@@ -181,7 +181,7 @@ impl LoadedObject {
         };
         let loaded = segments.iter().filter(|segment| segment.p_type == libc::PT_LOAD);
         let end = loaded.map(|segment| (segment.p_vaddr + segment.p_memsz) as usize).max();
-        base..base + end.unwrap_or(0).next_multiple_of(rustix::param::page_size())
+        base..base + end.unwrap_or(0).next_multiple_of(ism_sys::page_size())
     }
 
     /// An address of the dynamic section, relocated already if the linker may write there.
@@ -325,9 +325,7 @@ impl LoadedObject {
         let at = |(function, _): &(ExportedFunction, usize)| function.symbol as usize;
         let Some(first) = changes.iter().map(at).min() else { return true };
         let end = changes.iter().map(at).max().unwrap_or(first) + size_of::<Elf64_Sym>();
-        // rustix would look for the vDSO, which valgrind hides.
-        // SAFETY: a number.
-        let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096);
+        let page = ism_sys::page_size();
         let (first, end) = (first & !(page - 1), end.next_multiple_of(page));
         // Where a linker puts symbols and instructions into one segment, the names are between them.
         if self.strings_size < page || (self.strings as usize) < end - page {

@@ -32,6 +32,11 @@ pub(crate) fn in_child() {
     OWN.store(OWN.load(Ordering::Relaxed).wrapping_add(4), Ordering::Relaxed);
 }
 
+/// A number of this process, different from each ancestor's.
+pub(crate) fn process() -> u32 {
+    OWN.load(Ordering::Relaxed)
+}
+
 /// The word of a lock.
 #[derive(Debug)]
 struct Word(AtomicU32);

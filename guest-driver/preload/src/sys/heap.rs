@@ -148,7 +148,7 @@ unsafe impl Allocator for Pages {
     }
 
     fn page_size(&self) -> usize {
-        rustix::param::page_size()
+        ism_sys::page_size()
     }
 }
 

@@ -6,6 +6,7 @@ pub(crate) mod clock;
 pub(crate) mod elf;
 pub(crate) mod fork_lock;
 pub(crate) mod heap;
+pub(crate) mod own_copies;
 pub(crate) mod own_numbers;
 pub(crate) mod own_stack;
 pub(crate) mod quiet_write;
@@ -13,34 +14,25 @@ pub(crate) mod raw;
 pub(crate) mod table;
 mod unwinding;
 pub(crate) mod user_memory;
+pub(crate) mod watchdog;
 
 use std::ffi::c_int;
 use std::mem::ManuallyDrop;
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
-use std::sync::atomic::{AtomicPtr, Ordering};
 use std::time::{Duration, Instant};
 
 use guest_driver::interpose::SignalMask;
 use raw::{Errno, SysResult};
 
-/// Stack of the library's own threads, bytes. The first of them opens the device; without
-/// optimisation its queues go through many large frames.
-pub(crate) const STACK: usize = 8 << 20;
+/// Stack size in bytes, for the library's own threads and for its work in the program's threads. One of
+/// them opens the device, with a need of 100 KiB without optimisation.
+pub(crate) const STACK: usize = ism_sys::USUAL_STACK;
 
 /// The target of a pointer to leaked memory, never to be freed.
 pub(crate) fn leaked<T>(pointer: *mut T) -> Option<&'static T> {
     // SAFETY: all callers pass null, a pointer from `Box::leak`, or a mapping kept for ever.
     unsafe { pointer.as_ref() }
-}
-
-/// Leaks a value and stores its address, unless another thread has been faster.
-pub(crate) fn publish<T>(place: &AtomicPtr<T>, value: T) {
-    let (none, new) = (std::ptr::null_mut(), Box::into_raw(Box::new(value)));
-    if place.compare_exchange(none, new, Ordering::AcqRel, Ordering::Acquire).is_err() {
-        // SAFETY: the pointer is that of the box, and nobody else has it.
-        drop(unsafe { Box::from_raw(new) });
-    }
 }
 
 /// Takes owner of a new descriptor.

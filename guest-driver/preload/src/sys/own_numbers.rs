@@ -8,49 +8,17 @@
 //! closed numbers, and calls to close a range leave the entered numbers open.
 
 use std::ffi::c_int;
-use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+use std::os::fd::IntoRawFd;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::sys::{owned, raw};
 
-/// The thread that opens a device; 0: none does.
-static THREAD: AtomicI32 = AtomicI32::new(0);
-/// The lowest number of its descriptors.
-static LOWEST: AtomicI32 = AtomicI32::new(0);
-
-/// While this exists, the thread makes descriptors for the library.
-pub(crate) struct OwnFdGuard(());
-
-/// From here on the calling thread makes descriptors for the library. One thread does at a time.
-pub(crate) fn begin(lowest: c_int) -> OwnFdGuard {
-    LOWEST.store(lowest, Ordering::Relaxed);
-    THREAD.store(ism_sys::thread_number(), Ordering::Release);
-    OwnFdGuard(())
-}
-
-impl Drop for OwnFdGuard {
-    fn drop(&mut self) {
-        THREAD.store(0, Ordering::Release);
-    }
-}
-
-/// The lowest number for a descriptor of the calling thread; `None`: it is one of the program.
-#[inline]
-pub(crate) fn lowest() -> Option<c_int> {
-    let thread = THREAD.load(Ordering::Acquire);
-    let ours = thread != 0 && thread == ism_sys::thread_number();
-    ours.then(|| LOWEST.load(Ordering::Relaxed))
-}
-
-/// Moves a new descriptor of the calling thread, if it is one of the library.
+/// Moves a new descriptor of the calling thread, if the descriptor is the library's.
 #[inline]
 pub(crate) fn moved(fd: c_int) -> c_int {
-    let Some(lowest) = lowest() else { return fd };
-    match raw::fcntl(fd, libc::F_DUPFD_CLOEXEC, lowest) {
-        Ok(high) => {
-            drop(owned(fd));
-            high as c_int
-        }
-        Err(_) => fd,
+    match ism_sys::is_driver_thread() {
+        true => ism_sys::move_out_of_the_way(owned(fd)).into_raw_fd(),
+        false => fd,
     }
 }
 

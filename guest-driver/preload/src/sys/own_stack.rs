@@ -56,7 +56,10 @@ union Slot<F, T> {
     result: ManuallyDrop<T>,
 }
 
-/// Does the work of a slot. A panic ends the process, as it does in an exported function.
+/// A stack for one thread, for as long as the value lives.
+pub(crate) struct OwnStack(ManuallyDrop<Stack>);
+
+/// Does the work of a slot. A panic ends the process, as in an exported function.
 extern "C" fn run<F: FnOnce() -> T, T>(slot: *mut Slot<F, T>) {
     // SAFETY: `OwnStack::run` has put the work there, and takes the result.
     unsafe {
@@ -65,29 +68,43 @@ extern "C" fn run<F: FnOnce() -> T, T>(slot: *mut Slot<F, T>) {
     }
 }
 
-/// Does work on a stack of the library, or on the caller's if there is no memory for another one. The
-/// work must return.
-pub(crate) fn on_own_stack<F: FnOnce() -> T, T>(work: F) -> T {
-    let free = FREE.lock().pop();
-    let Some(stack) = free.or_else(Stack::new) else { return work() };
-    let mut slot = Slot { work: ManuallyDrop::new(work) };
-    // SAFETY: the stack is nobody else's until the call returns, and the slot lives as long.
-    unsafe { call_on(stack.top(), run::<F, T> as *const libc::c_void, (&raw mut slot).cast()) };
-    // The first work opens a device, and touches more of a stack than any work after it.
-    static WAS_USED: AtomicBool = AtomicBool::new(false);
-    let was_used = WAS_USED.swap(true, Ordering::Relaxed);
-    let mut free = FREE.lock();
-    let surplus = match was_used && free.len() < KEPT {
-        true => {
-            free.push(stack);
-            None
-        }
-        false => Some(stack),
-    };
-    drop(free);
-    drop(surplus);
-    // SAFETY: `run` has put the result there.
-    unsafe { ManuallyDrop::into_inner(slot.result) }
+impl OwnStack {
+    /// A stack without other users. `None`: there is no memory for a stack.
+    pub(crate) fn take() -> Option<OwnStack> {
+        let free = FREE.lock().pop();
+        free.or_else(Stack::new).map(|stack| OwnStack(ManuallyDrop::new(stack)))
+    }
+
+    /// Does work on this stack, from any stack of the caller: a thread's, a coroutine's or a handler's.
+    /// The work must return.
+    pub(crate) fn run<F: FnOnce() -> T, T>(&mut self, work: F) -> T {
+        let mut slot = Slot { work: ManuallyDrop::new(work) };
+        let (function, argument) = (run::<F, T> as *const libc::c_void, (&raw mut slot).cast());
+        // SAFETY: the stack is this value's, no work runs on the stack, and the slot lives longer.
+        unsafe { call_on(self.0.top(), function, argument) };
+        // SAFETY: `run` has put the result there.
+        unsafe { ManuallyDrop::into_inner(slot.result) }
+    }
+}
+
+impl Drop for OwnStack {
+    fn drop(&mut self) {
+        // SAFETY: the value is not used afterwards.
+        let stack = unsafe { ManuallyDrop::take(&mut self.0) };
+        // The first work opens a device, and touches more of a stack than later work.
+        static WAS_USED: AtomicBool = AtomicBool::new(false);
+        let was_used = WAS_USED.swap(true, Ordering::Relaxed);
+        let mut free = FREE.lock();
+        let surplus = match was_used && free.len() < KEPT {
+            true => {
+                free.push(stack);
+                None
+            }
+            false => Some(stack),
+        };
+        drop(free);
+        drop(surplus);
+    }
 }
 
 /// Calls a function of one argument with another stack.
@@ -159,14 +176,15 @@ mod tests {
     fn work_runs_elsewhere_and_its_result_comes_back() {
         let text = String::from("moved in");
         let before = here();
-        let (at, text) = on_own_stack(|| (here(), text + " and out"));
+        let on_own_stack = |room: &dyn Fn() -> usize| OwnStack::take().unwrap().run(room);
+        let (at, text) = OwnStack::take().unwrap().run(|| (here(), text + " and out"));
         assert_eq!(text, "moved in and out");
         assert!(at.abs_diff(before) > GUARD, "{at:x}, {before:x}");
         // A build without optimisation has copies of the array.
         const ROOM: usize = SIZE / 8;
-        let deep = on_own_stack(|| {
+        let deep = on_own_stack(&|| {
             let room = std::hint::black_box([7u8; ROOM]);
-            on_own_stack(|| room.iter().map(|byte| usize::from(*byte)).sum::<usize>())
+            on_own_stack(&|| room.iter().map(|byte| usize::from(*byte)).sum::<usize>())
         });
         assert_eq!(deep, 7 * ROOM);
     }
@@ -177,7 +195,7 @@ mod tests {
             for number in 0..8u64 {
                 scope.spawn(move || {
                     for round in 0..200 {
-                        let sum = on_own_stack(|| {
+                        let sum = OwnStack::take().unwrap().run(|| {
                             let room = std::hint::black_box([number; 512]);
                             std::thread::yield_now();
                             room.iter().sum::<u64>()

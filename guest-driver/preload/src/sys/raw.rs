@@ -2,7 +2,6 @@
 //! System calls without libc, because this library replaces libc's functions.
 
 use std::ffi::c_int;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use guest_driver::interpose::SignalMask;
 use ism_sys::{interrupt, own_memory};
@@ -165,7 +164,26 @@ pub(crate) fn fork_apart() -> Result<ForkResult, Errno> {
     forked
 }
 
-/// Lets SIGTERM end this process, which blocks all other signals. The program's handler does not run.
+/// The error of a system call in a copy of this process. The copy has only the calling thread and exits
+/// after the call. `None`: the call succeeds there, or there can be no copy.
+pub(crate) fn error_in_copy(call: impl Fn() -> SysResult) -> Option<Errno> {
+    let (ours, theirs) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).ok()?;
+    let mut error = [0u8; size_of::<c_int>()];
+    match fork_apart().ok()? {
+        ForkResult::Child => loop {
+            let failed = call().err().map_or(0, |error| error.0);
+            let _ = rustix::io::write(&theirs, &failed.to_ne_bytes());
+            let _ = exit_group(0);
+        },
+        ForkResult::Parent => {
+            drop(theirs);
+            let _ = rustix::io::read(ours, &mut error);
+        }
+    }
+    Some(Errno(c_int::from_ne_bytes(error))).filter(|error| error.0 != 0)
+}
+
+/// Lets SIGTERM end this process, with all other signals blocked. The program's handler does not run.
 pub(crate) fn allow_termination() {
     // The kernel's struct: handler, flags, restorer, mask.
     let default = [libc::SIG_DFL, 0, 0, 0];
@@ -480,23 +498,7 @@ pub(crate) fn monotonic_micros() -> u64 {
     (now.tv_sec as u64).saturating_mul(1_000_000) + now.tv_nsec as u64 / 1000
 }
 
-/// The first thread of this process has a stack of the program's choice.
-static OTHER_STACK: AtomicBool = AtomicBool::new(false);
-
-/// Notes that the first thread of this process has a stack that the program has given to `clone`.
-pub(crate) fn note_other_stack() {
-    OTHER_STACK.store(true, Ordering::Relaxed);
-}
-
-/// Whether the calling thread is the program's first, and its stack may grow to `room` bytes.
-pub(crate) fn is_first_thread_with(room: u64) -> bool {
-    let limit = ism_sys::resource_limit(libc::RLIMIT_STACK);
-    is_first_thread()
-        && limit.is_none_or(|limit| limit >= room)
-        && !OTHER_STACK.load(Ordering::Relaxed)
-}
-
-/// `getsockopt` of an option that is a number.
+/// `getsockopt` of an option with a number.
 pub(crate) fn socket_option(fd: c_int, level: c_int, name: c_int) -> Result<c_int, Errno> {
     let mut value: c_int = 0;
     let mut len: libc::socklen_t = 4;

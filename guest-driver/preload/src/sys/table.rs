@@ -272,20 +272,7 @@ impl<T> FdTable<T> {
         }
     }
 
-    /// A number that stands for a descriptor and that is none of a program's: the address of its
-    /// entry.
-    pub(crate) fn address_of(&self, fd: c_int) -> Option<u64> {
-        self.entry(fd).map(|entry| std::ptr::from_ref(entry) as u64)
-    }
-
-    /// The descriptor of an address of [`FdTable::address_of`].
-    pub(crate) fn at_address(&self, address: u64) -> Option<c_int> {
-        let offset = address.checked_sub(self.entries.as_ptr() as u64)?;
-        let at = offset / size_of::<AtomicPtr<Slot<T>>>() as u64;
-        c_int::try_from(at).ok().filter(|fd| self.address_of(*fd) == Some(address))
-    }
-
-    /// Highest descriptor that may have an entry; -1: none has one.
+    /// Highest descriptor with a possible entry; -1: there are no entries.
     pub(crate) fn highest(&self) -> c_int {
         self.end.load(Ordering::Relaxed) - 1
     }
