@@ -5,10 +5,10 @@
 use std::ffi::{OsStr, OsString, c_int};
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use ism_sys::OnceBox;
 use smc_core::wire::ids::Eid;
 use smc_rendezvous::{AllowedProtocol, Mode, PeerRule, Policy};
 use smc_settings::Settings;
@@ -50,6 +50,8 @@ const STAY_ON_TCP: &str = "SMC_RUN_STAY_ON_TCP";
 const FILTERS: &str = "SMC_RUN_FILTERS";
 /// Milliseconds until a server takes a silent client for a client without SMC.
 const DETECT: &str = "SMC_RUN_DETECT_MS";
+/// Seconds until a keeper ends although peers have not taken all bytes.
+const KEEPER: &str = "SMC_RUN_KEEPER_S";
 
 /// `kernel`: TCP sockets become sockets of the kernel's AF_SMC, and the library does nothing else.
 const STACK: &str = "SMC_RUN_STACK";
@@ -79,7 +81,7 @@ impl OwnValues {
     }
 }
 
-static OWN: OnceLock<OwnValues> = OnceLock::new();
+static OWN: OnceBox<OwnValues> = OnceBox::new();
 
 /// The settings of this process.
 #[derive(Debug, Default)]
@@ -118,11 +120,13 @@ pub(crate) struct RunConfig {
     pub(crate) stay_on_tcp: bool,
     /// Limit for a server to wait for the first bytes of a client.
     pub(crate) detect: Duration,
-    /// What could not be read, for the user.
+    /// Limit for a keeper to wait for peers without progress.
+    pub(crate) keeper: Duration,
+    /// Unreadable settings, for the user.
     pub(crate) mistakes: Vec<String>,
 }
 
-static CONFIG: OnceLock<RunConfig> = OnceLock::new();
+static CONFIG: OnceBox<RunConfig> = OnceBox::new();
 /// Whether new sockets are the kernel's SMC sockets.
 static BY_KERNEL: AtomicBool = AtomicBool::new(false);
 
@@ -187,7 +191,10 @@ fn eids(text: &str, mistakes: &mut Vec<String>) -> Option<Vec<Eid>> {
 fn policy(path: &std::ffi::OsStr) -> Policy {
     let policy = Policy::load(std::path::Path::new(path)).unwrap_or_else(|_| Policy::none());
     match std::env::current_exe() {
-        Ok(program) => policy.of_program(&program),
+        Ok(program) => {
+            let started_as = ism_sys::started_as().unwrap_or_else(|| program.clone());
+            policy.of_program_started_as(&program, &started_as)
+        }
         Err(_) => policy,
     }
 }
@@ -275,9 +282,10 @@ impl RunConfig {
             statistics: variable(STATISTICS).map(PathBuf::from),
             buffer: usize::try_from(number(BUFFER, 256 << 10)).unwrap_or(256 << 10),
             spin: Duration::from_micros(number(SPIN, 50)),
-            outlive_device: text(OUTLIVE) == "true",
+            outlive_device: text(OUTLIVE) != "false",
             stay_on_tcp: text(STAY_ON_TCP) == "true",
             detect: Duration::from_millis(number(DETECT, 200)),
+            keeper: Duration::from_secs(number(KEEPER, 900)),
         }
     }
 
@@ -292,7 +300,8 @@ impl RunConfig {
         let file = OWN.get().and_then(|own| own.value(POLICY));
         file.is_none_or(|file| {
             let all = Policy::load(std::path::Path::new(file));
-            all.is_ok_and(|all| all.of_program(program) == self.policy)
+            let executable = program.canonicalize().unwrap_or_else(|_| program.to_owned());
+            all.is_ok_and(|all| all.of_program_started_as(&executable, program) == self.policy)
         })
     }
 

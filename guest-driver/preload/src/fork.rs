@@ -6,18 +6,18 @@
 //! them.
 
 use std::ffi::c_int;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 
 use crate::sys::{fork_lock, leaked, raw};
+use ism_sys::OnceBox;
 
 static GENERATION: AtomicU32 = AtomicU32::new(FIRST);
 static PID: AtomicI32 = AtomicI32::new(0);
 /// The generation in a page cleared by the kernel in each child with a copy of the memory. So the
 /// generation is 0 in a child made without a call of this library, until the child notices.
 static IN_PAGE: AtomicPtr<AtomicU32> = AtomicPtr::new(std::ptr::null_mut());
-/// What such a child does when it notices.
-static UNTOLD: OnceLock<fn()> = OnceLock::new();
+/// Called by such a child on noticing its state.
+static UNTOLD: OnceBox<fn()> = OnceBox::new();
 
 /// The generation of the program's first process.
 const FIRST: u32 = 1;
@@ -81,6 +81,8 @@ pub(crate) fn init(untold: fn()) {
 /// Begins a new generation; runs in the child of a fork.
 pub(crate) fn in_child() {
     fork_lock::in_child();
+    ism_sys::forget_numbers();
+    forget_unprepared();
     GENERATION.fetch_add(1, Ordering::Relaxed);
     store_in_page();
     PID.store(raw::getpid(), Ordering::Relaxed);
@@ -110,8 +112,14 @@ pub(crate) fn end_unprepared() -> bool {
     UNPREPARED.iter().any(is_ours)
 }
 
-/// This process goes on with the connections of the process that has made it, as if it was that one.
+/// Forgets other threads in a fork: the child has none of them.
+fn forget_unprepared() {
+    UNPREPARED.iter().for_each(|slot| slot.store(0, Ordering::Relaxed));
+}
+
+/// Lets this process continue the connections of its maker, with the maker's generation.
 pub(crate) fn as_keeper() {
+    ism_sys::forget_numbers();
     store_in_page();
     PID.store(raw::getpid(), Ordering::Relaxed);
 }
@@ -178,4 +186,20 @@ pub(crate) fn shares_memory() -> bool {
         return false;
     }
     true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_child_waits_for_no_fork_of_a_thread_that_it_does_not_have() {
+        for _ in 0..UNPREPARED.len() {
+            std::thread::spawn(begin_unprepared).join().unwrap();
+        }
+        // The state in the child of one of the threads.
+        forget_unprepared();
+        begin_unprepared();
+        assert!(end_unprepared());
+    }
 }

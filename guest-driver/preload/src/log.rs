@@ -10,6 +10,7 @@ use std::fmt::{self, Write as _};
 use std::os::fd::{IntoRawFd, OwnedFd};
 use std::path::Path;
 use std::str::FromStr;
+use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use tracing::field::{Field, Visit};
@@ -22,7 +23,7 @@ use crate::sys::{is_writable, own_numbers, quiet_write, raw};
 use crate::{report_file, status};
 
 /// How much: a level, or levels for parts, as `warn,guest_driver=trace`.
-pub(crate) const LEVELS: &str = "SMC_LOG";
+const LEVELS: &str = "SMC_LOG";
 /// The file to append to. Without it lines go to standard error.
 pub(crate) const FILE: &str = "SMC_LOG_FILE";
 
@@ -46,13 +47,39 @@ pub(crate) fn begin() -> Option<String> {
             return Some(format!("{FILE}: cannot write {name}: {error}"));
         }
     };
+    if file.is_some() && filter.level(status::TARGET) >= LevelFilter::WARN {
+        FILE_OF_WARNINGS.store(fd, Ordering::Relaxed);
+    }
     let log = Log { filter, fd, waits: file.is_some() };
     // There is no other subscriber in this library.
     let _ = tracing::subscriber::set_global_default(log);
     None
 }
 
-/// A descriptor for the log that the program does not come across.
+/// The descriptor of the log, if the log is a file with the warnings of [`status`]; -1: otherwise.
+static FILE_OF_WARNINGS: AtomicI32 = AtomicI32::new(-1);
+
+/// The descriptor kept by a process after the end of its program. Not standard error: its reader waits
+/// for the end.
+pub(crate) fn file_of_warnings() -> Option<c_int> {
+    Some(FILE_OF_WARNINGS.load(Ordering::Relaxed)).filter(|fd| *fd >= 0)
+}
+
+/// Writes a warning, without memory and without a lock.
+pub(crate) fn warn_at_once(text: &str) {
+    use std::io::Write as _;
+    let Some(fd) = file_of_warnings() else { return };
+    let mut line = [0u8; 256];
+    let mut rest = &mut line[..];
+    // Too long a text is cut.
+    let (pid, target) = (raw::getpid(), status::TARGET);
+    let _ = writeln!(rest, "{}  WARN {pid}/{pid} {target}: {text}", Time::now());
+    let left = rest.len();
+    let written = line.len() - left;
+    let _ = quiet_write::write(fd, line.get(..written).unwrap_or_default());
+}
+
+/// A descriptor for the log, away from the program's numbers.
 fn open(file: Option<&OsStr>) -> std::io::Result<c_int> {
     let fd: OwnedFd = match file {
         Some(file) => report_file::open_own(Path::new(file))?.into(),

@@ -7,14 +7,14 @@ use std::fmt::Write as _;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use guest_driver::{ConnectionInfo, Fallback};
-use smc_core::handshake::FallbackReason;
+use ism_sys::OnceBox;
 
 use crate::sys::borrowed;
-use crate::{config, report_file, tcp_notes};
+use crate::{config, log, report_file, tcp_notes};
 
 fn write_line(text: &str) {
     tracing::info!(target: TARGET, "{text}");
@@ -33,8 +33,8 @@ fn write_line(text: &str) {
     }
 }
 
-/// The part of the log that has what is reported.
-const TARGET: &str = "smc_preload";
+/// The part of the log with the reported events.
+pub(crate) const TARGET: &str = "smc_preload";
 
 /// Text as a JSON string.
 fn quoted(text: &str) -> String {
@@ -107,7 +107,15 @@ pub(crate) fn leaves_for_filter(call: &str) {
     ));
 }
 
-/// Calls without which nothing is reported.
+/// Reports an emulator of the program's instructions: the library switches off.
+pub(crate) fn is_emulated() {
+    let why = "the program has no vDSO, as under valgrind, and its signals may come in another way";
+    write_no_device(why);
+    let program = program_name();
+    print_error(&format!("smc run: {program} ({}) stays on TCP: {why}\n", std::process::id()));
+}
+
+/// Calls needed for any report.
 const CALLS_OF_REPORTS: [c_long; 6] = [
     libc::SYS_fcntl,
     libc::SYS_fstat,
@@ -120,6 +128,12 @@ const CALLS_OF_REPORTS: [c_long; 6] = [
 /// Reports a failure to redirect libc's symbol table to the library, also on standard error.
 pub(crate) fn libc_stays() {
     write_line("{\"event\":\"libc_stays\"}");
+    print_error(&format!(
+        "smc run: {} ({}) stays on TCP from now on: it opens another object, and the kernel does not \
+         let libc's table of symbols lead to the library (mseal)\n",
+        program_name(),
+        std::process::id()
+    ));
 }
 
 /// Reports that the program makes system calls outside of the library's view, also on standard error.
@@ -135,7 +149,8 @@ pub(crate) fn program_goes_around(what: &str) {
 
 /// The name given at the start of the program.
 fn program_name() -> String {
-    let program = std::env::current_exe().unwrap_or_default();
+    let program =
+        ism_sys::started_as().or_else(|| std::env::current_exe().ok()).unwrap_or_default();
     program.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
@@ -151,10 +166,10 @@ pub(crate) fn no_log(mistake: &str) {
     print_error(&format!("smc run: {mistake}: there is no log\n"));
 }
 
-/// Device and inode of standard error when the program began.
-static STANDARD_ERROR: OnceLock<(u64, u64)> = OnceLock::new();
-/// Whether standard error has the message that there is no device. Forked children do not repeat
-/// it.
+/// Device and inode of standard error at the start of the program.
+static STANDARD_ERROR: OnceBox<(u64, u64)> = OnceBox::new();
+/// Whether standard error has the message about a missing device. Forked children do not repeat the
+/// message.
 static REPORTED: AtomicBool = AtomicBool::new(false);
 /// The same for the message about missing lines of the report.
 static INCOMPLETE: AtomicBool = AtomicBool::new(false);
@@ -234,22 +249,39 @@ pub(crate) fn keeper_begins(relays: usize) {
     write_line(&format!("{{\"event\":\"keeper\",\"relays\":{relays}}}"));
 }
 
-/// Reports that TCP option 254 is required but not available.
+/// Reports that this process, a keeper, ends although peers have not taken these bytes.
+pub(crate) fn keeper_gives_up(connections: usize, bytes: u64, after: Duration) {
+    let seconds = after.as_secs();
+    tracing::warn!(
+        target: TARGET,
+        connections, bytes, seconds, "a keeper ends: peers have taken nothing for so long"
+    );
+    write_line(&format!(
+        "{{\"event\":\"keeper_gives_up\",\"connections\":{connections},\"bytes\":{bytes}}}"
+    ));
+}
+
+/// Reports that this process, a keeper, ends because its thread does not go on. Takes no memory.
+pub(crate) fn keeper_is_stuck() {
+    log::warn_at_once("a keeper ends: its thread has not gone on for a minute");
+    report_file::append_at_once("{\"event\":\"keeper_is_stuck\"}\n");
+}
+
+/// Reports the lack of TCP option 254, although required.
 pub(crate) fn no_option() {
     let why = config::get().and_then(|config| config.no_option.as_deref());
     let why = why.unwrap_or("smc run did not pass it on");
     write_line(&format!("{{\"event\":\"no_option\",\"why\":{}}}", quoted(why)));
 }
 
-/// Reports that an accepted connection stays on TCP, because the client did not propose SMC.
-pub(crate) fn server_stays_on_tcp(fd: c_int, socket: impl AsFd) {
-    accepted_on_tcp(fd, socket, KnownNames::default());
+/// Reports an accepted connection on TCP: the client did not propose SMC.
+pub(crate) fn server_stays_on_tcp(fd: c_int, socket: impl AsFd, why: Fallback) {
+    accepted_on_tcp(fd, socket, KnownNames::default(), why);
 }
 
-/// As [`server_stays_on_tcp`], for a connection with known names.
-pub(crate) fn accepted_on_tcp(fd: c_int, socket: impl AsFd, names: KnownNames) {
-    let info = ConnectionInfo::Tcp(FallbackReason::PeerNotSmc.into());
-    decided(fd, socket, "server", &info, names);
+/// Variant of [`server_stays_on_tcp`] for a connection with known names.
+pub(crate) fn accepted_on_tcp(fd: c_int, socket: impl AsFd, names: KnownNames, why: Fallback) {
+    decided(fd, socket, "server", &ConnectionInfo::Tcp(why), names);
 }
 
 /// Reports a connection made by the program on TCP.

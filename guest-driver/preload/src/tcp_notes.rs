@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
 use guest_driver::Fallback;
 use guest_driver::statistics::TcpReasons;
+use ism_sys::OnceBox;
 
 use crate::sys::{leaked, raw};
 use crate::{config, fork};
@@ -18,7 +19,22 @@ static NOTES: AtomicPtr<TcpReasons> = AtomicPtr::new(std::ptr::null_mut());
 /// The generation of the process after the attempt to make the file; 0: no attempt yet.
 static MADE_BY: AtomicU32 = AtomicU32::new(0);
 
-/// The notes of this process, if it has made any. A child of vfork has those of its parent.
+/// The reason for the end of the library's work, if all connections are concerned.
+static OFF: OnceBox<Fallback> = OnceBox::new();
+/// Calls needed to make the file, among the calls tried with filters.
+const CALLS: [libc::c_long; 9] = [
+    libc::SYS_fallocate,
+    libc::SYS_fcntl,
+    libc::SYS_flock,
+    libc::SYS_fstat,
+    libc::SYS_mmap,
+    libc::SYS_openat,
+    libc::SYS_prlimit64,
+    libc::SYS_statx,
+    libc::SYS_unlinkat,
+];
+
+/// The notes of this process, if there are any. A child of vfork has the notes of its parent.
 fn own() -> Option<&'static TcpReasons> {
     let made_by = MADE_BY.load(Ordering::Acquire);
     if made_by == 0 || made_by != fork::generation() {
@@ -37,7 +53,31 @@ pub(crate) fn note(fd: c_int, why: &Fallback) {
     }
 }
 
-/// Notes that the connection of a descriptor is TCP, unless it is known why.
+/// Notes the reason for TCP of all further connections of this process: the library is about to be
+/// switched off. There are no notes if a filter of system calls forbids to make the file.
+pub(crate) fn note_all(why: Fallback, has_filter: bool) {
+    let is_made = MADE_BY.load(Ordering::Acquire) == fork::generation();
+    let may_make = || !has_filter || !CALLS.iter().any(|call| ism_sys::is_fatal(*call));
+    if !is_made && may_make() {
+        make();
+    }
+    // The first reason stays.
+    let _ = OFF.set(why);
+}
+
+/// The reason for TCP of all connections of this process, after [`note_all`].
+pub(crate) fn of_all() -> Option<&'static Fallback> {
+    OFF.get()
+}
+
+/// Notes the reason for TCP of a connection unseen by the library. Other sockets have no note.
+pub(crate) fn note_unseen(fd: c_int, why: &Fallback) {
+    if raw::socket_option(fd, libc::SOL_SOCKET, libc::SO_PROTOCOL) == Ok(libc::IPPROTO_TCP) {
+        note_unless_known(fd, why);
+    }
+}
+
+/// Notes the reason for TCP of a descriptor's connection, unless there is a note already.
 pub(crate) fn note_unless_known(fd: c_int, why: &Fallback) {
     if !own().is_some_and(|notes| notes.has(fd)) {
         note(fd, why);
@@ -72,9 +112,7 @@ fn make() {
 
 /// Removes the file, when the program ends.
 pub(crate) fn remove() {
-    if own().is_some()
-        && let Some(directory) = config::get().and_then(|config| config.statistics_of_now())
-    {
-        TcpReasons::remove(&directory);
+    if let Some(notes) = own() {
+        notes.remove();
     }
 }
