@@ -230,7 +230,7 @@ fn run(test: &str, echoes: &str) {
     let this = std::env::current_exe().unwrap();
     let mut start = |act: &str, name: &str, port: u16| {
         let mut command = fabric.smc(&this);
-        command.env("SMC_RUN_OUTLIVE", "true").env("SMC_RUN_DETECT_MS", "10000");
+        command.env("SMC_RUN_DETECT_MS", "10000");
         command.env("FILES", &files).env("ECHOES", echoes).env("ACT", act);
         command.env("SMC_SEED", random.below(1 << 30).to_string());
         role(&mut command, test, name, port).within(Duration::from_secs(60))
