@@ -19,12 +19,26 @@
 int main(int argc, char **argv) {
     CHECK(argc >= 4);
     unsigned action = strcmp(argv[1], "ends") ? SECCOMP_RET_ERRNO | 1 : SECCOMP_RET_KILL_PROCESS;
-    struct sock_filter rules[2 * MOST + 2] = { BPF_STMT(BPF_LD | BPF_W | BPF_ABS, 0) };
+    if (!strcmp(argv[1], "mdwe")) {
+        if (prctl(PR_SET_MDWE, 1, 0, 0, 0))
+            return 77;
+        execvp(argv[3], argv + 3);
+    }
+    struct sock_filter rules[6 * MOST + 2] = { BPF_STMT(BPF_LD | BPF_W | BPF_ABS, 0) };
     int n = 1;
     for (char *call = strtok(argv[2], ","); call; call = strtok(NULL, ",")) {
-        CHECK(n < 2 * MOST);
-        rules[n++] = (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, atoi(call), 0, 1);
+        unsigned argument = 0, bits = 0;
+        CHECK(n < 6 * MOST);
+        int given = sscanf(call, "%*u:%u:%u", &argument, &bits) == 2;
+        rules[n++] = (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, atoi(call), 0, given ? 5 : 1);
+        if (given) {
+            rules[n++] = (struct sock_filter)BPF_STMT(BPF_LD | BPF_W | BPF_ABS, 16 + 8 * argument);
+            rules[n++] = (struct sock_filter)BPF_STMT(BPF_ALU | BPF_AND | BPF_K, bits);
+            rules[n++] = (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, bits, 0, 1);
+        }
         rules[n++] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, action);
+        if (given)
+            rules[n++] = (struct sock_filter)BPF_STMT(BPF_LD | BPF_W | BPF_ABS, 0);
     }
     rules[n++] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW);
     struct sock_fprog filter = { n, rules };

@@ -61,7 +61,7 @@ static void server(void) {
     int s = accept(l, NULL, NULL);
     static char buf[65536];
     for (ssize_t n; (n = recv(s, buf, sizeof buf, 0)) > 0;) {
-        if (buf[n - 1] == '!') sleep(2);
+        if (buf[n - 1] == '!') close(accept(l, NULL, NULL));
         else if (send(s, buf, n, MSG_NOSIGNAL) < 0) break;
     }
     close(s);
@@ -102,8 +102,8 @@ static void edges(void) {
         char byte;
         CHECK(send(fd, "abc", 3, 0) == 3);
         later(50);
-        RESULT(epoll_wait(outer, list, 4, 2000));
-        RESULT(epoll_wait(inner, list, 4, 2000));
+        RESULT(epoll_wait(outer, list, 4, 60000));
+        RESULT(epoll_wait(inner, list, 4, 60000));
         CHECK(recv(fd, &byte, 1, 0) == 1);
         RESULT(epoll_wait(inner, list, 4, 20));
     }
@@ -124,7 +124,7 @@ static void setsig(void) {
     RESULT(fcntl(fd, F_SETOWN, getpid()));
     RESULT(fcntl(fd, F_SETFL, O_RDWR | O_ASYNC));
     CHECK(send(fd, "a", 1, 0) == 1);
-    for (int i = 0; i < 100 && !told; i++) later(20);
+    for (int i = 0; i < 3000 && !told; i++) later(20);
     printf("told: %d\n", told);
     RESULT(fcntl(fd, F_GETSIG) - SIGRTMIN);
 }
@@ -206,9 +206,13 @@ static void nothing(int signal) {
     (void)signal;
 }
 
+static volatile int over;
+
 static void *interrupts(void *argument) {
-    later(300);
-    CHECK(pthread_kill(self, SIGUSR1) == 0);
+    while (!over) {
+        later(50);
+        CHECK(pthread_kill(self, SIGUSR1) == 0);
+    }
     return argument;
 }
 
@@ -218,29 +222,32 @@ static void splices(void) {
     int buffer = 20000, ends[2], flags = fcntl(fd, F_GETFL);
     CHECK(setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &buffer, sizeof buffer) == 0);
     CHECK(send(fd, "!", 1, 0) == 1 && pipe(ends) == 0 && write(ends[1], full, 1000) == 1000);
-    later(100);
-    CHECK(fcntl(fd, F_SETFL, flags | O_NONBLOCK) == 0);
-    for (int i = 0; i < 5; i++) {
-        while (send(fd, full, sizeof full, 0) > 0) {}
-        while (send(fd, full, 1, 0) > 0) {}
-        later(50);
-    }
-    CHECK(fcntl(fd, F_SETFL, flags) == 0);
     struct sigaction action = { .sa_handler = nothing };
     CHECK(sigaction(SIGUSR1, &action, NULL) == 0);
     self = pthread_self();
     pthread_t other;
     CHECK(pthread_create(&other, NULL, interrupts, NULL) == 0);
-    RESULT(splice(ends[0], NULL, fd, NULL, 1000, 0));
+    // TCP finds room once more, and takes bytes. They are put back, and it is filled again.
+    long taken;
+    do {
+        CHECK(fcntl(fd, F_SETFL, flags | O_NONBLOCK) == 0);
+        while (send(fd, full, sizeof full, 0) > 0) {}
+        while (send(fd, full, 1, 0) > 0) {}
+        CHECK(errno == EAGAIN && fcntl(fd, F_SETFL, flags) == 0);
+        taken = splice(ends[0], NULL, fd, NULL, 1000, 0);
+        CHECK(taken < 0 ? errno == EINTR : write(ends[1], full, taken) == taken);
+        int left;
+        CHECK(ioctl(ends[0], FIONREAD, &left) == 0 && left == 1000);
+    } while (taken > 0);
+    over = 1;
     pthread_join(other, NULL);
-    int left;
-    CHECK(ioctl(ends[0], FIONREAD, &left) == 0);
-    printf("%d bytes left\n", left);
+    close(connected());
 }
 
 static void *closes(void *argument) {
     later(200);
     CHECK(close(fd) == 0);
+    close(connected());
     return argument;
 }
 
@@ -252,7 +259,7 @@ static void selects(void) {
     FD_SET(fd, &read);
     pthread_t other;
     CHECK(pthread_create(&other, NULL, closes, NULL) == 0);
-    struct timeval t = { 5, 0 };
+    struct timeval t = { 100, 0 };
     CHECK(send(copy, "!", 1, 0) == 1 && shutdown(copy, SHUT_WR) == 0);
     RESULT(select(copy + 1, &read, NULL, NULL, &t));
     printf("%d\n", !!FD_ISSET(fd, &read));
@@ -272,6 +279,68 @@ static void namespaces(void) {
     int status;
     CHECK(waitpid(child, &status, 0) == child);
     printf("status %d\n", status);
+    exchange();
+}
+
+static long results[9];
+
+// Calls of a thread that was cancelled. The last one is a cancellation point.
+static void *is_cancelled(void *argument) {
+    int on = 1, set = epoll_create1(0), file = memfd_create("file", 0);
+    socklen_t len = sizeof on;
+    struct sockaddr_in address;
+    struct epoll_event event = { .events = EPOLLIN };
+    CHECK(write(file, "file", 4) == 4 && lseek(file, 0, SEEK_SET) == 0);
+    CHECK(pthread_cancel(pthread_self()) == 0);
+    results[0] = sendfile(fd, file, NULL, 4);
+    results[1] = dup2(fd, 100);
+    results[2] = setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+    results[3] = getsockopt(fd, SOL_SOCKET, SO_ERROR, &on, &len);
+    results[4] = ioctl(fd, FIONREAD, &on);
+    results[5] = fcntl(fd, F_SETFL, fcntl(fd, F_GETFL));
+    len = sizeof address;
+    results[6] = getpeername(fd, (void *)&address, &len);
+    results[7] = epoll_ctl(set, EPOLL_CTL_ADD, fd, &event);
+    results[8] = shutdown(fd, SHUT_WR);
+    char rest[4];
+    recv(fd, rest, 4, 0);
+    results[8] = 1;
+    return argument;
+}
+
+static void cancelled(void) {
+    pthread_t other;
+    void *result;
+    CHECK(pthread_create(&other, NULL, is_cancelled, NULL) == 0);
+    CHECK(pthread_join(other, &result) == 0);
+    for (int i = 0; i < 9; i++) printf("call %d: %ld\n", i, results[i]);
+    printf("cancelled: %d\n", result == PTHREAD_CANCELED);
+    char rest[4];
+    RESULT(recv(fd, rest, 4, MSG_WAITALL));
+}
+
+static void *disconnects(void *argument) {
+    struct sockaddr none = { .sa_family = AF_UNSPEC };
+    later(200);
+    CHECK(connect(fd, &none, sizeof none) == 0);
+    return argument;
+}
+
+// Another thread disconnects the socket while this one reads.
+static void disconnected(void) {
+    pthread_t other;
+    char byte;
+    CHECK(pthread_create(&other, NULL, disconnects, NULL) == 0);
+    RESULT(recv(fd, &byte, 1, 0));
+    pthread_join(other, NULL);
+    RESULT(recv(fd, &byte, 1, 0));
+}
+
+// The kernel makes no user namespace for a process that has another root.
+static void rooted(void) {
+    RESULT(chroot("/proc/self/fdinfo"));
+    RESULT(chdir("/"));
+    RESULT(unshare(CLONE_NEWUSER));
     exchange();
 }
 
@@ -330,6 +399,9 @@ int main(int argc, char **argv) {
     else if (!strcmp(mode, "splices")) splices();
     else if (!strcmp(mode, "selects")) selects();
     else if (!strcmp(mode, "namespaces")) namespaces();
+    else if (!strcmp(mode, "cancelled")) cancelled();
+    else if (!strcmp(mode, "disconnected")) disconnected();
+    else if (!strcmp(mode, "rooted")) rooted();
     else if (!strcmp(mode, "filtered")) filtered();
     else if (!strcmp(mode, "closes")) CHECK(close(fd) == 0);
     else if (!strcmp(mode, "no-memory")) addresses();
