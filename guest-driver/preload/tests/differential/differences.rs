@@ -34,7 +34,9 @@ impl Difference {
 
     /// Whether the entry is about this sequence and way.
     pub(crate) fn is_about(&self, sequence: &str, way: Way) -> bool {
-        self.sequence == sequence && self.ways.iter().any(|name| name == way.name())
+        // A difference known on the ring may come on another carrier, too.
+        let of_way = |name: &String| name == way.name() || name == "both" && way.is_both();
+        self.sequence == sequence && self.ways.iter().any(of_way)
     }
 
     /// The hanging step, if any.

@@ -23,19 +23,32 @@ pub(crate) enum Way {
     Both,
     Server,
     Client,
+    /// Both, and the daemon ends as soon as a connection is on SMC.
+    Lost,
+    /// Like `Lost`, and the daemon has a successor at once.
+    Back,
 }
 
 impl Way {
     /// The ways to be compared with TCP.
     pub(crate) const WITH_LIBRARY: [Way; 3] = [Way::Both, Way::Server, Way::Client];
 
-    /// Its name in the lists of differences.
+    /// The ways in which a connection changes its carrier.
+    pub(crate) const CHANGING: [Way; 2] = [Way::Lost, Way::Back];
+
+    pub(crate) fn is_both(self) -> bool {
+        matches!(self, Way::Both | Way::Lost | Way::Back)
+    }
+
+    /// The name in the lists of differences.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Way::Tcp => "tcp",
             Way::Both => "both",
             Way::Server => "server",
             Way::Client => "client",
+            Way::Lost => "lost",
+            Way::Back => "back",
         }
     }
 }
@@ -54,12 +67,16 @@ pub(crate) struct Outcome {
 /// The answer of an operation that does not return.
 pub(crate) const HANGS: &str = "hangs";
 /// A sequence that takes longer hangs.
-const LIMIT: Duration = Duration::from_secs(10);
-/// The limit for a step that is known to hang.
+const LIMIT: Duration = Duration::from_secs(60);
+/// The limit for a step known to hang.
 const KNOWN_HANG: Duration = Duration::from_millis(1200);
 /// How long the programs may take to start on a busy machine.
-const START: Duration = Duration::from_secs(30);
-/// In place of an answer, after an operation that hangs or in a process that has ended.
+const START: Duration = smc_test_support::TIMEOUT;
+/// Devices of a run of its own.
+const DEVICES: usize = 8;
+/// How long programs may take to hear that their device is gone.
+const HEARD: Duration = Duration::from_millis(30);
+/// In place of an answer, after a hanging operation or in an ended process.
 const NOT_DONE: &str = "-";
 
 /// One program.
@@ -140,11 +157,14 @@ impl Agent {
 /// A run in progress.
 struct Run<'a> {
     fabric: &'a Fabric,
+    /// A fabric of this run only, with an ending daemon.
+    own: Option<Fabric>,
     dir: PathBuf,
     way: Way,
     agents: BTreeMap<String, Agent>,
     port: Option<String>,
     deadline: Instant,
+    has_changed: bool,
 }
 
 /// Where in the kernel the threads of a process wait.
@@ -170,15 +190,16 @@ impl Run<'_> {
         let (to, from) = (pipe("in"), pipe("out"));
         let mut agent = Agent { child: None, pid: 0, status: None, to, from, received: Vec::new() };
         let with_library = match name {
-            "s" => matches!(self.way, Way::Both | Way::Server),
-            "c" => matches!(self.way, Way::Both | Way::Client),
-            // A process of the sequence starts it.
+            "s" => self.way.is_both() || self.way == Way::Server,
+            "c" => self.way.is_both() || self.way == Way::Client,
+            // A process of the sequence starts the agent.
             _ => {
                 self.agents.insert(name.to_owned(), agent);
                 return;
             }
         };
-        let mut command = self.fabric.on(with_library, std::env::current_exe().unwrap());
+        let fabric = self.own.as_ref().unwrap_or(self.fabric);
+        let mut command = fabric.on(with_library, std::env::current_exe().unwrap());
         let error = File::create(self.dir.join(format!("{name}.err"))).unwrap();
         command
             .args([crate::TEST, "--exact", "--include-ignored", "--nocapture", "--test-threads=1"])
@@ -212,9 +233,9 @@ impl Run<'_> {
     fn tell_settings(&self, command: &mut Command) {
         match self.way {
             // A busy machine may take longer than 200 ms to deliver a Proposal.
-            Way::Both => command.env("SMC_RUN_DETECT_MS", "10000"),
-            // The settings name no server that the client connects to: servers that do not speak
-            // SMC are not to get a Proposal.
+            Way::Both | Way::Lost | Way::Back => command.env("SMC_RUN_DETECT_MS", "10000"),
+            // The settings name no server of this client: servers without SMC must not get a
+            // Proposal.
             Way::Client => command.env("SMC_RUN_CONNECT", "*:1"),
             _ => command,
         };
@@ -284,7 +305,7 @@ impl Run<'_> {
             }
             if agent.ended().is_none() {
                 agent.tell("exit 0");
-                agent.line(Instant::now() + Duration::from_secs(2));
+                agent.line(Instant::now() + LIMIT);
             }
             let end = agent.ended();
             if agent.child.is_some() {
@@ -297,14 +318,32 @@ impl Run<'_> {
         ends
     }
 
-    fn notes(&self, hangs: bool) -> (usize, String) {
-        let mut notes = String::new();
-        let mut on_smc = 0;
-        for entry in std::fs::read_dir(self.dir.join("status")).into_iter().flatten().flatten() {
-            let text = std::fs::read_to_string(entry.path()).unwrap_or_default();
-            on_smc += text.matches("\"smc\":true").count();
-            notes += &text;
+    /// The reports of the library, and the number of ends of connections on SMC in them.
+    fn reports(&self) -> (usize, String) {
+        let files = std::fs::read_dir(self.dir.join("status")).into_iter().flatten().flatten();
+        let text = files.map(|file| std::fs::read_to_string(file.path()).unwrap_or_default());
+        let text: String = text.collect();
+        (text.matches("\"smc\":true").count(), text)
+    }
+
+    /// Ends the daemon when both ends of a connection are on SMC.
+    fn change_carrier(&mut self) {
+        if self.has_changed || self.own.is_none() || self.reports().0 < 2 {
+            return;
         }
+        self.has_changed = true;
+        if let Some(own) = &mut self.own {
+            own.kill_daemon();
+            if self.way == Way::Back {
+                own.start_daemon(DEVICES);
+            }
+        }
+        // The programs hear of the end in a moment. Earlier actions are right as well.
+        std::thread::sleep(HEARD);
+    }
+
+    fn notes(&self, hangs: bool) -> (usize, String) {
+        let (on_smc, mut notes) = self.reports();
         let all_hang = hangs.then_some(&self.agents).into_iter().flatten();
         for (name, agent) in all_hang.filter(|(_, agent)| agent.pid != 0) {
             notes += &whereabouts(name, agent.pid);
@@ -339,7 +378,9 @@ pub(crate) fn run(fabric: &Fabric, sequence: &Sequence, way: Way, hang: Option<&
     std::fs::create_dir_all(dir.join("status")).unwrap();
     let deadline = Instant::now() + START;
     let agents = BTreeMap::new();
-    let mut run = Run { fabric, dir, way, agents, port: None, deadline };
+    let own = Way::CHANGING.contains(&way).then(|| Fabric::new(DEVICES));
+    let has_changed = false;
+    let mut run = Run { fabric, own, dir, way, agents, port: None, deadline, has_changed };
     sequence.agents().iter().for_each(|name| run.start(name));
     run.deadline = Instant::now() + LIMIT;
     let mut outcome = Outcome::default();
@@ -349,6 +390,7 @@ pub(crate) fn run(fabric: &Fabric, sequence: &Sequence, way: Way, hang: Option<&
             run.deadline = run.deadline.min(Instant::now() + KNOWN_HANG);
         }
         let answer = if hangs { NOT_DONE.into() } else { run.step(step) };
+        run.change_carrier();
         outcome.answers.push(answer);
     }
     let hangs = outcome.answers.iter().any(|answer| answer.contains(HANGS));

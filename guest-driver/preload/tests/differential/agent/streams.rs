@@ -11,7 +11,7 @@ use super::{fd, named, names, ret, show};
 use crate::script::Words;
 
 /// After this time without progress a loop ends.
-const TIMEOUT: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(50);
 
 fn would_block() -> bool {
     std::io::Error::last_os_error().raw_os_error() == Some(libc::EAGAIN)
