@@ -79,8 +79,19 @@ fn reader(listener: TcpListener) {
 
 const READERS: [&str; 4] = ["fast", "slow", "child", "program"];
 
-/// Runs each reader against a writer; `cut` does something to them. Returns what the reader said.
-fn meet(test: &str, reader: &str, whole: bool, cut: impl FnOnce(&mut Fabric, Running)) -> String {
+/// The stream of a writer.
+enum Kind {
+    /// Without end.
+    Endless,
+    /// With an end.
+    Whole,
+    /// Without end, on a connection that ends with its device.
+    EndsWithDevice,
+}
+
+/// Runs each reader against a writer; `cut` cuts their connection. Returns the report of the
+/// reader.
+fn meet(test: &str, reader: &str, kind: Kind, cut: impl FnOnce(&mut Fabric, Running)) -> String {
     let mut fabric = Fabric::new(2);
     let port = free_port();
     let this = std::env::current_exe().unwrap();
@@ -88,8 +99,10 @@ fn meet(test: &str, reader: &str, whole: bool, cut: impl FnOnce(&mut Fabric, Run
     let server = role(server.env("READER", reader), test, "server", port);
     await_listener(port);
     let mut client = fabric.smc(&this);
-    if whole {
-        client.env("WHOLE", "1");
+    match kind {
+        Kind::Endless => {}
+        Kind::Whole => drop(client.env("WHOLE", "1")),
+        Kind::EndsWithDevice => drop(client.env("SMC_RUN_OUTLIVE", "false")),
     }
     let client = role(&mut client, test, "client", port);
     common::eventually(|| fabric.decided().0 == 2);
@@ -117,7 +130,7 @@ fn a_stream_that_lost_its_devices_is_reset_for_the_reader() {
     for run in 0..runs() {
         for reader in READERS {
             for device in [None, Some("00"), Some("01")] {
-                let said = meet(test, reader, false, |fabric, client| {
+                let said = meet(test, reader, Kind::EndsWithDevice, |fabric, client| {
                     thread::sleep(Duration::from_millis(20 + run % 50));
                     match device {
                         None => fabric.kill_daemon(),
@@ -139,13 +152,13 @@ fn the_end_of_a_writer_is_an_end_of_data() {
     let test = "the_end_of_a_writer_is_an_end_of_data";
     for run in 0..runs() {
         for reader in READERS {
-            let said = meet(test, reader, false, |_, client| {
+            let said = meet(test, reader, Kind::Endless, |_, client| {
                 thread::sleep(Duration::from_millis(20 + run % 50));
                 // Killed, as on TCP.
                 drop(client);
             });
             assert!(said.starts_with("end"), "{reader}, killed, run {run}: {said}");
-            let said = meet(test, reader, true, |_, client| drop(client.finish()));
+            let said = meet(test, reader, Kind::Whole, |_, client| drop(client.finish()));
             let all = format!("end after {}", WHOLE - 7000);
             let right = if reader == "program" { said == "end" } else { said == all };
             assert!(right, "{reader}, closed, run {run}: {said}");

@@ -37,11 +37,19 @@ const UNUSUAL: [c_long; 70] = [
 
 /// Runs both ends of a program in a filter.
 fn run_in_filter(fabric: &Fabric, action: &str, calls: &[c_long]) {
-    let calls = calls.iter().map(c_long::to_string).collect::<Vec<_>>().join(",");
+    run_in_rules(
+        fabric,
+        action,
+        &calls.iter().map(c_long::to_string).collect::<Vec<_>>().join(","),
+    );
+}
+
+/// The same with rules about arguments as well.
+fn run_in_rules(fabric: &Fabric, action: &str, calls: &str) {
     let (filtered, program) = (compiled("filtered", &[]), compiled("sanitized", &[]));
     run_ends(|mode, port| {
         let mut command = fabric.smc(&filtered);
-        command.args([action, &calls]).arg(&program).args([mode, port]);
+        command.args([action, calls]).arg(&program).args([mode, port]);
         command
     });
     assert_eq!(fabric.broken(), [] as [String; 0]);
@@ -51,6 +59,45 @@ fn run_in_filter(fabric: &Fabric, action: &str, calls: &[c_long]) {
 fn a_service_with_a_usual_filter_is_on_smc() {
     let fabric = Fabric::new(2);
     run_in_filter(&fabric, "ends", &UNUSUAL);
+    assert_eq!(fabric.decided(), (8, 0));
+}
+
+/// Options of systemd's units to forbid calls by their arguments: memory both written and executed
+/// (`MemoryDenyWriteExecute=`), files with the rights of others (`RestrictSUIDSGID=`), new
+/// namespaces (`RestrictNamespaces=`).
+#[test]
+fn a_service_with_filters_on_arguments_is_on_smc() {
+    let special = libc::S_ISUID.to_string();
+    let rules = [
+        (libc::SYS_mmap, 2, (libc::PROT_WRITE | libc::PROT_EXEC).to_string()),
+        (libc::SYS_mprotect, 2, libc::PROT_EXEC.to_string()),
+        (libc::SYS_pkey_mprotect, 2, libc::PROT_EXEC.to_string()),
+        (libc::SYS_shmat, 2, libc::SHM_EXEC.to_string()),
+        (libc::SYS_openat, 3, special.clone()),
+        (libc::SYS_fchmodat, 2, special.clone()),
+        (libc::SYS_mkdirat, 2, special),
+        (libc::SYS_clone, 0, libc::CLONE_NEWNET.to_string()),
+        (libc::SYS_clone, 0, libc::CLONE_NEWUSER.to_string()),
+    ];
+    let rules = rules.map(|(call, at, bits)| format!("{call}:{at}:{bits}")).join(",");
+    for action in ["ends", "refuses"] {
+        let fabric = Fabric::new(2);
+        run_in_rules(&fabric, action, &rules);
+        assert_eq!(fabric.decided(), (8, 0), "{action}");
+    }
+}
+
+/// The same option of memory in systemd since version 256.
+#[test]
+fn a_service_whose_kernel_denies_writable_code_is_on_smc() {
+    let filtered = compiled("filtered", &[]);
+    let tried = std::process::Command::new(&filtered).args(["mdwe", "0", "true"]).status();
+    if tried.unwrap().code() == Some(77) {
+        eprintln!("SKIPPED: the kernel has no PR_SET_MDWE");
+        return;
+    }
+    let fabric = Fabric::new(2);
+    run_in_rules(&fabric, "mdwe", "0");
     assert_eq!(fabric.decided(), (8, 0));
 }
 
@@ -81,7 +128,29 @@ fn a_program_that_may_not_make_a_call_of_the_library_goes_on_on_tcp() {
     }
 }
 
-/// They inherit sockets, so their libraries look at these first.
+/// The program reads the file of its process, before its removal.
+#[test]
+fn connections_of_a_program_in_such_a_filter_are_counted_with_that_reason() {
+    let script = "
+import socket
+listener = socket.create_server(('127.0.0.1', 0))
+client = socket.create_connection(listener.getsockname())
+accepted = listener.accept()[0]
+files = [line.split()[-1] for line in open('/proc/self/maps') if line.endswith('.tcp\\n')]
+notes = open(files[-1], 'rb').read()
+# Before the sentence there is the number of connections.
+at = notes.index(b'a filter of system calls (seccomp) forbids memfd_create')
+assert int.from_bytes(notes[at - 8:at], 'little') == 2
+";
+    let fabric = Fabric::new(1);
+    let call = libc::SYS_memfd_create.to_string();
+    let mut command = fabric.smc(compiled("filtered", &[]));
+    command.env("SMC_RUN_STATISTICS", fabric.file("statistics"));
+    command.args(["ends", &call, "/usr/bin/python3", "-c", script]);
+    assert!(command.status().unwrap().success());
+}
+
+/// The started programs inherit sockets, so their libraries look at these first.
 #[test]
 fn programs_that_such_a_program_starts_go_on_as_well() {
     let script = "

@@ -6,7 +6,9 @@ mod common;
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::os::unix::net::UnixListener;
 use std::os::unix::process::CommandExt;
+use std::time::Duration;
 
 use common::{Fabric, await_listener, free_port, my_role, role};
 
@@ -84,4 +86,41 @@ fn the_first_connection_finds_a_table_of_descriptors_that_is_large_enough() {
         server.finish();
         assert_eq!(fabric.decided(), (2, 0), "limit {limit}");
     }
+}
+
+/// A daemon that was stopped, for example, takes connections by its kernel and answers none. A process
+/// waits for the answer once and not at each of its connections.
+#[test]
+fn connections_do_not_wait_one_after_the_other_for_a_daemon_that_hangs() {
+    const TEST: &str = "connections_do_not_wait_one_after_the_other_for_a_daemon_that_hangs";
+    const CONNECTIONS: usize = 5;
+    if let Some((end, port)) = my_role() {
+        let exchange = |mut stream: TcpStream| {
+            stream.write_all(b"x").unwrap();
+            stream.read_exact(&mut [0]).unwrap();
+        };
+        if end == "server" {
+            let listener = TcpListener::bind(("127.0.0.1", port)).unwrap();
+            listener.incoming().take(CONNECTIONS).for_each(|stream| exchange(stream.unwrap()));
+        } else {
+            for _ in 0..CONNECTIONS {
+                exchange(TcpStream::connect(("127.0.0.1", port)).unwrap());
+                std::thread::sleep(Duration::from_millis(300));
+            }
+        }
+        return;
+    }
+    let fabric = Fabric::without_daemon();
+    let daemon = UnixListener::bind(fabric.devices().join("00.sock")).unwrap();
+    let port = free_port();
+    let end = |name| role(&mut fabric.smc(std::env::current_exe().unwrap()), TEST, name, port);
+    let server = end("server");
+    await_listener(port);
+    end("client").finish();
+    server.finish();
+    daemon.set_nonblocking(true).unwrap();
+    let asked = daemon.incoming().map_while(Result::ok).count();
+    // Once by the client. The server has no Proposal to answer.
+    assert!((1..=2).contains(&asked), "asked {asked} times");
+    assert_eq!(fabric.decided().0, 0);
 }
