@@ -16,16 +16,17 @@ mod handed;
 use std::ffi::c_int;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use common::{Fabric, Running, await_listener, eventually, role};
 use handed::{CLIENTS, is_program};
 use smc_rendezvous::{Options, PassedOn, Policy, Rendezvous, cgroup_of, grant};
+use smc_test_support::TestDir;
 
 const PORT: u16 = 6000;
 /// The ways from one program to the next.
-const WAYS: [&str; 13] = [
+const WAYS: [&str; 15] = [
     "execve",
     "execvp",
     "fexecve",
@@ -38,6 +39,8 @@ const WAYS: [&str; 13] = [
     "system",
     "standard input",
     "setuid",
+    "noexec",
+    "unreadable",
     "SCM_RIGHTS",
 ];
 
@@ -99,8 +102,11 @@ fn hand_over(
     if !early {
         owner.env("AFTER", "1");
     }
-    if way == "setuid" {
-        owner.env("PROGRAM", other_users_program());
+    let place = TestDir::for_programs();
+    match way {
+        "setuid" => drop(owner.env("PROGRAM", program_of(&place, 0o4755))),
+        "noexec" | "unreadable" => keep_the_library(&mut owner, &place),
+        _ => {}
     }
     let socket = fabric.file("socket");
     let mut receiver = None;
@@ -249,7 +255,7 @@ fn a_connection_handed_on_has_no_byte_of_smc() {
     bed::run(|| {
         bed::ip("link set lo up");
         let ways = ["execve", "execvp", "fexecve", "syscall", "fork", "raw fork", "system"];
-        let ways = ways.into_iter().chain(["posix_spawn", "setuid"]);
+        let ways = ways.into_iter().chain(["posix_spawn", "setuid", "noexec", "unreadable"]);
         for (way, first) in ways.flat_map(|way| [(way, "server"), (way, "client")]) {
             for with in [true, false] {
                 println!("{way}, {first} first, library at the client: {with}");
@@ -257,8 +263,11 @@ fn a_connection_handed_on_has_no_byte_of_smc() {
                 let passed = attached();
                 let mut owner = with_library(&fabric, &passed);
                 owner.env("WAY", way).env("FIRST", first).env("CONNECTION", "1");
-                if way == "setuid" {
-                    owner.env("PROGRAM", other_users_program());
+                let place = TestDir::for_programs();
+                match way {
+                    "setuid" => drop(owner.env("PROGRAM", program_of(&place, 0o4755))),
+                    "noexec" | "unreadable" => keep_the_library(&mut owner, &place),
+                    _ => {}
                 }
                 let owner = role(&mut owner, test, "owner", PORT);
                 await_listener(PORT);
@@ -373,13 +382,23 @@ fn a_listener_whose_clients_may_migrate_does_not_answer() {
     });
 }
 
-/// A copy of this program that gives its user other rights: no library is loaded into it.
-fn other_users_program() -> std::path::PathBuf {
-    let copy = Path::new("/tmp").join(format!("smc-setuid-{}", std::process::id()));
+/// A copy of this program, owned by another user. With the set-user-id bit the kernel gives the
+/// program other rights, and the loader does not load the library.
+fn program_of(place: &TestDir, mode: u32) -> PathBuf {
+    let copy = place.path("program");
     std::fs::copy(std::env::current_exe().unwrap(), &copy).unwrap();
     std::os::unix::fs::chown(&copy, Some(65534), None).unwrap();
-    std::fs::set_permissions(&copy, std::fs::Permissions::from_mode(0o4755)).unwrap();
+    std::fs::set_permissions(&copy, std::fs::Permissions::from_mode(mode)).unwrap();
     copy
+}
+
+/// The next program is told to load the library, from a directory mounted with `noexec` by then.
+fn keep_the_library(owner: &mut Command, place: &TestDir) {
+    let directory = place.path("library");
+    std::fs::create_dir(&directory).unwrap();
+    let copy = directory.join("libsmc_preload.so");
+    std::fs::copy(common::library(), &copy).unwrap();
+    owner.env("LD_PRELOAD", copy).env("PROGRAM", program_of(place, 0o755)).env("KEEPS", "1");
 }
 
 fn each_way(test: &str, first: &str, early: bool) {

@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 
 use combinations::{connect, in_each_combination};
 use common::pattern;
+use smc_test_support::TestDir;
 
 /// Runs a server and a client, with and without the library at either end: in all four
 /// combinations.
@@ -226,7 +227,7 @@ fn epoll_reports_levels_edges_and_one_shots() {
         let mut stream = connect(port);
         stream.set_nonblocking(true).unwrap();
         // Until a busy server has answered the handshake, a write would have to wait.
-        assert_eq!(c::poll(&stream, libc::POLLOUT, 10_000).unwrap(), libc::POLLOUT);
+        assert_eq!(c::poll(&stream, libc::POLLOUT, 100_000).unwrap(), libc::POLLOUT);
         let ask = |what: &[u8]| (&stream).write_all(what).unwrap();
         let take = |n: usize| assert_eq!((&stream).read(&mut vec![0; n]).unwrap(), n);
         let level = c::Epoll::new();
@@ -288,7 +289,7 @@ fn a_set_serves_many_connections_and_reports_their_ends() {
         let mut streams: Vec<Option<TcpStream>> = Vec::new();
         let mut ended = 0;
         while ended < N {
-            for (key, _) in set.wait(10_000) {
+            for (key, _) in set.wait(100_000) {
                 if key == u64::MAX {
                     while let Ok((stream, _)) = listener.accept() {
                         stream.set_nonblocking(true).unwrap();
@@ -473,10 +474,9 @@ fn files_and_pipes_are_copied_through() {
     const N: usize = 700_000;
     fn server(listener: TcpListener) {
         let (mut stream, _) = listener.accept().unwrap();
-        let path = std::env::temp_dir().join(format!("preload-sendfile-{}", std::process::id()));
-        std::fs::write(&path, pattern(N)).unwrap();
-        let file = std::fs::File::open(&path).unwrap();
-        std::fs::remove_file(&path).unwrap();
+        let own = TestDir::new();
+        std::fs::write(own.path("file"), pattern(N)).unwrap();
+        let file = std::fs::File::open(own.path("file")).unwrap();
         let mut offset = 1000;
         while offset < N as i64 {
             assert!(c::sendfile(&stream, &file, &mut offset, N).unwrap() > 0);

@@ -15,7 +15,7 @@ mod wire;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream, UdpSocket};
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use common::{Fabric, await_listener, my_role, role};
 use smc_rendezvous::{Options, PassedOn, Policy, Rendezvous};
@@ -106,13 +106,13 @@ fn is_program() -> bool {
             greet(&stream);
         }
     } else {
-        let begun = Instant::now();
+        let begun = smc_test_support::Stopwatch::start();
         let mut stream = match std::env::var_os("NONBLOCKING") {
             _ if std::env::var_os("REFUSED_FIRST").is_some() => connect_after_a_refusal(),
             None => TcpStream::connect((THERE[0], port)).unwrap(),
             Some(_) => {
                 let stream = c::connect_nonblocking_to(THERE[0].parse().unwrap(), port);
-                assert_eq!(c::poll(&stream, libc::POLLOUT, 9000).unwrap(), libc::POLLOUT);
+                assert_eq!(c::poll(&stream, libc::POLLOUT, 100_000).unwrap(), libc::POLLOUT);
                 assert!(stream.take_error().unwrap().is_none());
                 stream.set_nonblocking(false).unwrap();
                 stream
@@ -136,7 +136,7 @@ fn is_program() -> bool {
 fn connect_after_a_refusal() -> TcpStream {
     let host = THERE[0].parse().unwrap();
     let stream = c::connect_nonblocking_to(host, PORT + 1);
-    c::poll(&stream, libc::POLLOUT, 9000).unwrap();
+    c::poll(&stream, libc::POLLOUT, 100_000).unwrap();
     assert!(stream.take_error().unwrap().is_some());
     stream.set_nonblocking(false).unwrap();
     // The kernel reports once more that the first connection has failed.

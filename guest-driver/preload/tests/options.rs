@@ -15,29 +15,35 @@ use std::os::fd::{AsRawFd, FromRawFd};
 
 use combinations::{connect, exchange_as_client, exchange_as_server, in_each_combination};
 
-/// Options of the socket level that any program may set, a value that asks for something, and one
-/// that does not.
-const OPTIONS: [(c_int, c_int, c_int); 5] = [
-    (libc::SO_TIMESTAMP, 1, 0),
-    (libc::SO_TIMESTAMPNS, 1, 0),
-    (libc::SO_TIMESTAMPING, 16, 0),
-    (libc::SO_MAX_PACING_RATE, 100_000_000, -1),
-    (libc::SO_ZEROCOPY, 1, 0),
+/// The level and the number of an option.
+type Name = (c_int, c_int);
+const TIMESTAMP: Name = (libc::SOL_SOCKET, libc::SO_TIMESTAMP);
+const TIMESTAMPNS: Name = (libc::SOL_SOCKET, libc::SO_TIMESTAMPNS);
+const USER_TIMEOUT: Name = (libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT);
+
+/// Options open to any program, each with a value to turn it on and one to turn it off.
+const OPTIONS: [(Name, c_int, c_int); 6] = [
+    (TIMESTAMP, 1, 0),
+    (TIMESTAMPNS, 1, 0),
+    ((libc::SOL_SOCKET, libc::SO_TIMESTAMPING), 16, 0),
+    ((libc::SOL_SOCKET, libc::SO_MAX_PACING_RATE), 100_000_000, -1),
+    ((libc::SOL_SOCKET, libc::SO_ZEROCOPY), 1, 0),
+    (USER_TIMEOUT, 60_000, 0),
 ];
 
-fn set(socket: &impl AsRawFd, name: c_int, value: c_int) -> Result<(), c_int> {
+fn set(socket: &impl AsRawFd, (level, name): Name, value: c_int) -> Result<(), c_int> {
     let at = (&raw const value).cast();
-    match unsafe { libc::setsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, name, at, 4) } {
+    match unsafe { libc::setsockopt(socket.as_raw_fd(), level, name, at, 4) } {
         0 => Ok(()),
         _ => Err(Error::last_os_error().raw_os_error().unwrap()),
     }
 }
 
-fn get(socket: &impl AsRawFd, name: c_int) -> c_int {
+fn get(socket: &impl AsRawFd, (level, name): Name) -> c_int {
     let (mut value, mut len): (c_int, libc::socklen_t) = (0, 4);
     let (at, room) = ((&raw mut value).cast(), &raw mut len);
     let fd = socket.as_raw_fd();
-    assert_eq!(unsafe { libc::getsockopt(fd, libc::SOL_SOCKET, name, at, room) }, 0);
+    assert_eq!(unsafe { libc::getsockopt(fd, level, name, at, room) }, 0);
     value
 }
 
@@ -71,10 +77,10 @@ fn an_option_that_only_tcp_has_keeps_a_connection_there() {
         |port| {
             for (name, on, _) in OPTIONS {
                 let mut stream = fresh();
-                assert_eq!(set(&stream, name, on), Ok(()), "{name}");
+                assert_eq!(set(&stream, name, on), Ok(()), "{name:?}");
                 connect_it(&stream, port);
                 exchange_as_client(&mut stream);
-                assert_eq!(get(&stream, name), on, "{name}");
+                assert_eq!(get(&stream, name), on, "{name:?}");
             }
         },
         |fabric, _| assert_eq!(fabric.decided().0, 0, "connections were on SMC"),
@@ -89,7 +95,7 @@ fn an_option_that_only_tcp_has_is_refused_on_smc_and_may_be_switched_off() {
         |port| {
             let mut stream = fresh();
             for (name, _, off) in OPTIONS {
-                assert_eq!(set(&stream, name, off), Ok(()), "{name}");
+                assert_eq!(set(&stream, name, off), Ok(()), "{name:?}");
             }
             connect_it(&stream, port);
             exchange_as_client(&mut stream);
@@ -99,9 +105,9 @@ fn an_option_that_only_tcp_has_is_refused_on_smc_and_may_be_switched_off() {
             let all = |wanted| results.iter().all(|result| *result == wanted);
             // On SMC all are refused, on TCP none.
             assert!(all(Ok(())) || all(Err(libc::EOPNOTSUPP)), "{results:?}");
-            assert_eq!(all(Ok(())), get(&other, libc::SO_TIMESTAMPNS) == 1);
+            assert_eq!(all(Ok(())), get(&other, TIMESTAMPNS) == 1);
             for (name, _, off) in OPTIONS {
-                assert_eq!(set(&other, name, off), Ok(()), "{name}");
+                assert_eq!(set(&other, name, off), Ok(()), "{name:?}");
             }
         },
         |fabric, ends| {
@@ -116,12 +122,18 @@ fn an_accepted_connection_has_the_option_of_its_listener_on_tcp() {
     in_each_combination(
         "an_accepted_connection_has_the_option_of_its_listener_on_tcp",
         |listener| {
-            assert_eq!(set(&listener, libc::SO_TIMESTAMP, 1), Ok(()));
-            let (mut stream, _) = listener.accept().unwrap();
-            exchange_as_server(&mut stream);
-            assert_eq!(get(&stream, libc::SO_TIMESTAMP), 1);
+            assert_eq!(set(&listener, TIMESTAMP, 1), Ok(()));
+            let (mut first, _) = listener.accept().unwrap();
+            // The client connects again after the exchange.
+            assert_eq!(set(&listener, TIMESTAMP, 0), Ok(()));
+            assert_eq!(set(&listener, USER_TIMEOUT, 60_000), Ok(()));
+            exchange_as_server(&mut first);
+            assert_eq!(get(&first, TIMESTAMP), 1);
+            let (mut second, _) = listener.accept().unwrap();
+            exchange_as_server(&mut second);
+            assert_eq!(get(&second, USER_TIMEOUT), 60_000);
         },
-        |port| exchange_as_client(&mut connect(port)),
+        |port| (0..2).for_each(|_| exchange_as_client(&mut connect(port))),
         |fabric, _| assert_eq!(fabric.decided().0, 0, "the connection was on SMC"),
     );
 }

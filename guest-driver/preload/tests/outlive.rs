@@ -134,7 +134,7 @@ fn run(
     std::fs::create_dir(&files).unwrap();
     let program = |fabric: &Fabric| {
         let mut command = fabric.smc(&this);
-        command.env("SMC_RUN_OUTLIVE", "true").env("FILES", &files);
+        command.env("FILES", &files);
         command.env("SMC_RUN_DETECT_MS", "10000").env("SMC_RUN_BUFFER", "16384");
         command.env("LENGTH", length.to_string());
         command

@@ -57,6 +57,7 @@ for i in {10..41}; do
 done
 
 start_daemon() {
+    : >"$scratch/daemon.log"
     "$scratch/vhost-device-ism" --socket-mode 666 "${sockets[@]}" >"$scratch/daemon.log" 2>&1 &
     daemon=$!
     # Its sockets are in a network namespace of its own, so ss does not list them.
@@ -91,7 +92,7 @@ ends() {
 # on COMMAND...: runs a command on SMC.
 on() {
     ${as_process:-} "${network[@]}" "${user[@]}" "$scratch/smc" run --device "$scratch/devices" --always '*' \
-        --outlive-device "${peers[@]}" "$@"
+        "${peers[@]}" "$@"
 }
 
 # serve PORT COMMAND...: starts a server on SMC, and waits until it listens.

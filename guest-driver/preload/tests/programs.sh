@@ -29,7 +29,7 @@ all=("${quick[@]}" postgresql golang-go nodejs default-jdk-headless gdb
      mariadb-server mariadb-client sysbench rabbitmq-server amqp-tools openmpi-bin python3-mpi4py
      openbsd-inetd dovecot-imapd systemd gcc libc6-dev
      stunnel4 lighttpd varnish squid zookeeper python3-kazoo)
-quick_tests=(iperf3 redis captured:: nginx memcached ssh haproxy git socat bash logger whois rsync echo::)
+quick_tests=(iperf3 redis limits:: captured:: nginx memcached ssh haproxy git socat bash logger whois rsync echo:: bun)
 
 profile=() soak=false learn=false forced=false packages=("${all[@]}")
 # How often the programs do what they do.
@@ -46,6 +46,7 @@ own_option() {
         learn=true
         ;;
     --learn) learn=true ;;
+    --restarts) export SMC_PROGRAMS_RESTARTS=1 ;;
     --forced) forced=true ;;
     *) return 1 ;;
     esac
@@ -55,7 +56,27 @@ own_option() {
 parse "$@"
 if $learn && ! $forced; then export SMC_PROGRAMS_LEARN=1; fi
 
-if $install; then install_missing "${packages[@]}"; fi
+# Bun is no package of the distribution. Its build for any x86-64 processor:
+bun=1.4.5
+bun_sum=s8yMwYcFnnrA178gji0gZbkE2WVDej/Ti1x770oPfihxyRxSMNhGhiAQNXV53aDeraZxksdvKV/RAdQBCd0qPA==
+bun_dir=${XDG_CACHE_HOME:-$HOME/.cache}/vhost-device-ism/programs/bun-$bun
+install_bun() {
+    local archive
+    [ ! -x "$bun_dir/bun" ] || return 0
+    mkdir -p "$bun_dir"
+    archive=$(mktemp "$bun_dir/XXXXXX")
+    curl -sSfL -o "$archive" \
+        "https://registry.npmjs.org/@oven/bun-linux-x64-baseline/-/bun-linux-x64-baseline-$bun.tgz"
+    [ "$(openssl dgst -sha512 -binary "$archive" | base64 -w 0)" = "$bun_sum" ]
+    tar -xzf "$archive" -C "$bun_dir" --strip-components=2 package/bin/bun
+    rm "$archive"
+}
+
+if $install; then
+    install_missing "${packages[@]}"
+    if [ "$(uname -m)" = x86_64 ]; then install_bun; fi
+fi
+PATH=$PATH:$bun_dir
 
 # The whole workspace is selected so that this shares the artifacts of `cargo test --workspace`.
 run() {

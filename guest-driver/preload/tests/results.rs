@@ -4,29 +4,19 @@
 
 mod common;
 
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::path::Path;
+use std::process::Stdio;
 
-use common::{Fabric, await_listener, free_port};
+use common::{Fabric, await_listener, compiled, free_port};
 
-/// The program beside this file, compiled. The file is of this process.
-fn compiled(mode: &str) -> PathBuf {
-    let file = std::env::temp_dir().join(format!("smc-results-{mode}-{}", std::process::id()));
-    let source = format!("{}/tests/contract/results.c", env!("CARGO_MANIFEST_DIR"));
-    let mut cc = Command::new("cc");
-    cc.env_remove("LD_PRELOAD").args(["-O1", "-pthread", "-o"]).arg(&file).arg(source);
-    assert!(cc.status().unwrap().success());
-    file
-}
-
-/// Runs the server and the client in a mode each, on TCP or on SMC. What they print, and how many ends
-/// SMC carried.
+/// Runs the server and the client in a mode each, on TCP or on SMC. Returns their output, and the
+/// number of ends on SMC.
 fn run(program: &Path, [server, client]: [&str; 2], smc: bool) -> (String, usize) {
     let fabric = Fabric::new(6);
     let port = free_port().to_string();
     let command = |mode: &str| {
         let mut command = fabric.on(smc, "timeout");
-        command.args(["-s", "ABRT", "60"]).arg(program).args([mode, &port]);
+        command.args(["-s", "ABRT", "300"]).arg(program).args([mode, &port]);
         command.stdout(Stdio::piped());
         command
     };
@@ -44,13 +34,12 @@ fn run(program: &Path, [server, client]: [&str; 2], smc: bool) -> (String, usize
 
 /// Two programs print the same on SMC as on TCP. `on_smc`: SMC carries their connection.
 fn same_as_tcp(modes: [&str; 2], on_smc: bool) {
-    let program = compiled(modes[1]);
+    let program = compiled("results", &[]);
     let (expected, _) = run(&program, modes, false);
     assert!(expected.contains("done\n"));
     let (seen, ends) = run(&program, modes, true);
     assert_eq!(seen, expected);
     assert_eq!(ends > 0, on_smc);
-    std::fs::remove_file(program).unwrap();
 }
 
 #[test]
@@ -102,6 +91,22 @@ fn a_server_listens_again_when_its_client_has_closed_first() {
 fn a_child_in_another_pid_namespace_uses_its_parents_connections() {
     // As anybody else than root, unshare fails on TCP, too.
     same_as_tcp(["server", "namespaces"], true);
+}
+
+#[test]
+fn a_cancelled_thread_ends_in_cancellation_points_only() {
+    same_as_tcp(["server", "cancelled"], true);
+}
+
+#[test]
+fn a_read_beside_a_disconnect_fails_with_the_kernels_error() {
+    same_as_tcp(["server", "disconnected"], true);
+}
+
+#[test]
+fn a_program_with_another_root_is_told_that_it_may_make_no_user_namespace() {
+    // As anybody else than root, chroot fails on TCP, too.
+    same_as_tcp(["server", "rooted"], true);
 }
 
 #[test]

@@ -15,11 +15,12 @@ use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use combinations::{connect, exchange_as_client, exchange_as_server, in_all_combinations};
 use common::{eventually, pattern};
 
+use smc_test_support::TestDir;
 /// More than all rings hold, and less than TCP's buffers.
 const MUCH: usize = 7 << 19;
 /// More than TCP's buffers hold.
@@ -44,15 +45,9 @@ fn read_late(listener: TcpListener) {
 
 /// A server that accepts after its client has written, and then reads.
 fn accept_late(listener: TcpListener) {
-    std::thread::sleep(PAUSE);
+    await_word(listener.local_addr().unwrap().port());
     let (mut stream, _) = listener.accept().unwrap();
     read_all(&mut stream, &pattern(MUCH));
-}
-
-#[track_caller]
-fn within_the_pause(begun: Instant) {
-    // On a busy machine the write itself takes long.
-    assert!(begun.elapsed() < PAUSE * 20, "{:?}", begun.elapsed());
 }
 
 unsafe extern "C" {
@@ -140,10 +135,9 @@ fn what_waits_arrives_although_the_process_has_forked() {
 #[test]
 fn a_program_writes_by_the_megabyte_before_its_server_accepts() {
     fn client(port: u16) {
-        let begun = Instant::now();
         let mut stream = connect(port);
         stream.write_all(&pattern(MUCH)).unwrap();
-        within_the_pause(begun);
+        say_word(port);
     }
     let name = "a_program_writes_by_the_megabyte_before_its_server_accepts";
     in_all_combinations(name, accept_late, client);
@@ -157,6 +151,7 @@ fn a_time_limit_is_no_error_before_the_server_accepts() {
         for piece in pattern(MUCH).chunks(100_000) {
             stream.write_all(piece).unwrap();
         }
+        say_word(port);
     }
     in_all_combinations("a_time_limit_is_no_error_before_the_server_accepts", accept_late, client);
 }
@@ -165,10 +160,8 @@ fn a_time_limit_is_no_error_before_the_server_accepts() {
 fn a_file_is_sent_before_the_server_accepts() {
     fn client(port: u16) {
         let stream = connect(port);
-        let path = std::env::temp_dir().join(format!("smc-room-{}", std::process::id()));
-        let mut file =
-            std::fs::File::options().create_new(true).read(true).write(true).open(&path).unwrap();
-        std::fs::remove_file(path).unwrap();
+        let own = TestDir::new();
+        let mut file = std::fs::File::create_new(own.path("file")).unwrap();
         file.write_all(&pattern(MUCH)).unwrap();
         file.rewind().unwrap();
         let mut left = MUCH;
@@ -177,13 +170,18 @@ fn a_file_is_sent_before_the_server_accepts() {
             let n = unsafe { libc::sendfile(to, from, std::ptr::null_mut(), left) };
             left -= usize::try_from(n).unwrap();
         }
+        say_word(port);
     }
     in_all_combinations("a_file_is_sent_before_the_server_accepts", accept_late, client);
 }
 
 /// The file by which a client permits its server to read.
 fn word_for(port: u16) -> PathBuf {
-    std::env::temp_dir().join(format!("smc-room-{port}"))
+    PathBuf::from(std::env::var_os("FILES").unwrap()).join(format!("word-{port}"))
+}
+
+fn say_word(port: u16) {
+    std::fs::write(word_for(port), "").unwrap();
 }
 
 fn await_word(port: u16) {
@@ -229,7 +227,7 @@ fn a_write_that_must_not_wait_finds_room() {
         let n = fill(&stream);
         assert!(c::number(&stream, libc::TIOCOUTQ).unwrap() > 0);
         assert_eq!(c::poll(&stream, libc::POLLOUT, 0).unwrap() & libc::POLLOUT, 0);
-        std::fs::write(word_for(port), "").unwrap();
+        say_word(port);
         stream.write_all(&(n as u64).to_ne_bytes()).unwrap();
     }
     in_all_combinations("a_write_that_must_not_wait_finds_room", server, client);
@@ -267,7 +265,7 @@ fn buffers_that_the_program_sets_bound_what_is_written() {
             }
             let n = fill(&stream);
             assert!(n <= most, "{n} bytes in round {at}");
-            std::fs::write(word_for(port), "").unwrap();
+            say_word(port);
         }
     }
     let name = "buffers_that_the_program_sets_bound_what_is_written";
@@ -303,7 +301,7 @@ fn unsent_bytes_are_bounded_as_the_program_sets_it() {
         exchange_as_server(&mut stream);
         let (n, unsent) = fill_with_limit(&stream);
         assert!(n < 1 << 20 && unsent <= MOST_UNSENT, "{unsent} of {n} bytes");
-        std::fs::write(word_for(port), "").unwrap();
+        say_word(port);
     }
     fn client(port: u16) {
         let mut stream = connect(port);
@@ -312,8 +310,8 @@ fn unsent_bytes_are_bounded_as_the_program_sets_it() {
         let (n, unsent) = fill_with_limit(&stream);
         assert!(n < 1 << 20 && unsent <= MOST_UNSENT, "{unsent} of {n} bytes");
         assert_eq!(c::poll(&stream, libc::POLLOUT, 0).unwrap() & libc::POLLOUT, 0);
-        std::fs::write(word_for(port), "").unwrap();
-        assert_eq!(c::poll(&stream, libc::POLLOUT, 20_000).unwrap(), libc::POLLOUT);
+        say_word(port);
+        assert_eq!(c::poll(&stream, libc::POLLOUT, 100_000).unwrap(), libc::POLLOUT);
         drop(stream);
         let mut stream = connect(port);
         exchange_as_client(&mut stream);
@@ -331,15 +329,15 @@ fn a_low_water_mark_above_the_buffer_keeps_nobody_waiting() {
             let (mut stream, _) = listener.accept().unwrap();
             exchange_as_server(&mut stream);
             set_buffer(&stream, libc::SO_RCVLOWAT, 1 << 20);
-            let begun = Instant::now();
+            let begun = smc_test_support::Stopwatch::start();
             match way {
-                0 => assert_eq!(c::poll(&stream, libc::POLLIN, 20_000).unwrap(), libc::POLLIN),
+                0 => assert_eq!(c::poll(&stream, libc::POLLIN, 100_000).unwrap(), libc::POLLIN),
                 1 => {
                     let set = unsafe { libc::epoll_create1(0) };
                     let fd = stream.as_raw_fd();
                     let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: 0 };
                     assert_eq!(unsafe { libc::epoll_ctl(set, 1, fd, &mut event) }, 0);
-                    assert_eq!(unsafe { libc::epoll_wait(set, &mut event, 1, 20_000) }, 1);
+                    assert_eq!(unsafe { libc::epoll_wait(set, &mut event, 1, 100_000) }, 1);
                     unsafe { libc::close(set) };
                 }
                 _ => {
@@ -387,7 +385,7 @@ fn a_relay_of_one_thread_passes_an_echo_on() {
                 events: libc::POLLIN,
                 revents: 0,
             });
-            assert!(unsafe { libc::poll(fds.as_mut_ptr(), 2, 20_000) } > 0, "{left} bytes left");
+            assert!(unsafe { libc::poll(fds.as_mut_ptr(), 2, 100_000) } > 0, "{left} bytes left");
             for (at, (mut one, mut other)) in [(&from, &to), (&to, &from)].into_iter().enumerate() {
                 if fds[at].revents != 0 {
                     let n = one.read(&mut buf).unwrap();

@@ -18,6 +18,7 @@ use std::process::{Command, Stdio};
 
 use common::{Fabric, await_listener, free_port, my_role, role};
 use rustix::fs::inotify;
+use smc_test_support::TestDir;
 
 const CLIENTS: usize = 40;
 
@@ -125,10 +126,8 @@ fn lines_go_into_no_file_that_has_got_the_number_of_the_report() {
 
 /// A file without contents and name.
 fn tempfile() -> File {
-    let path = std::env::temp_dir().join(format!("smc-status-{}", std::process::id()));
-    let file = File::options().read(true).append(true).create_new(true).open(&path).unwrap();
-    std::fs::remove_file(path).unwrap();
-    file
+    let own = TestDir::new();
+    File::options().read(true).append(true).create_new(true).open(own.path("file")).unwrap()
 }
 
 #[test]
@@ -227,10 +226,7 @@ fn a_report_on_a_full_disk_is_said_to_be_incomplete_once() {
     }
     let shell = ["unshare", "--map-root-user", "--mount", "sh"];
     let disk = "mount -t tmpfs -o size=4k none \"$STATUS\"";
-    let mut mount = Command::new(shell[0]);
-    mount.args(&shell[1..]).args(["-c", disk]).env("STATUS", "/tmp");
-    if !mount.output().is_ok_and(|tried| tried.status.success()) {
-        eprintln!("skipped: this user may not mount");
+    if smc_test_support::unshare(&["--map-root-user", "--mount"]).is_none() {
         return;
     }
     let fabric = Fabric::new(1);

@@ -191,18 +191,21 @@ fn times_tell_since_when_a_connection_is_idle() {
         // The first question of the process.
         let idle = info(&stream);
         for since in [idle.since_sent, idle.since_received, idle.since_acknowledged] {
-            assert!((1400..10_000).contains(&since), "{idle:?}");
+            assert!((1400..100_000).contains(&since), "{idle:?}");
         }
+        let begun = Instant::now();
+        // The kernel counts in ticks.
+        let at_most = || begun.elapsed().as_millis() as u32 + 20;
         stream.write_all(b"x").unwrap();
         let now = info(&stream);
-        assert!(now.since_sent < 200, "{now:?}");
+        assert!(now.since_sent <= at_most(), "{now:?}");
         read_bytes(&mut stream, 1);
         let now = info(&stream);
-        assert!(now.since_received < 200, "{now:?}");
+        assert!(now.since_received <= at_most(), "{now:?}");
         std::thread::sleep(Duration::from_millis(600));
         let now = info(&stream);
         for since in [now.since_sent, now.since_received, now.since_acknowledged] {
-            assert!((560..10_000).contains(&since), "{now:?}");
+            assert!((560..100_000).contains(&since), "{now:?}");
         }
         // Bytes flow, one way.
         stream.write_all(b"go").unwrap();
@@ -210,10 +213,11 @@ fn times_tell_since_when_a_connection_is_idle() {
             read_bytes(&mut stream, 1000);
             // The bytes are answers.
             let now = info(&stream);
-            assert!(now.since_received < 200, "{now:?}");
+            assert!(now.since_received <= now.since_sent + 20, "{now:?}");
         }
         let now = info(&stream);
-        assert!((300..10_000).contains(&now.since_sent), "{now:?}");
+        assert!((300..100_000).contains(&now.since_sent), "{now:?}");
+        assert!(now.since_received < now.since_sent, "{now:?}");
     }
     fn client(port: u16) {
         let mut stream = connect(port);
@@ -295,7 +299,7 @@ fn await_carrier(stream: &mut TcpStream, wanted: u32) -> u64 {
         if (own, theirs) == ([1], [1]) {
             return words;
         }
-        assert!(begun.elapsed() < Duration::from_secs(25), "{wanted} {:?}", info(stream));
+        assert!(begun.elapsed() < smc_test_support::TIMEOUT, "{wanted} {:?}", info(stream));
         std::thread::sleep(Duration::from_millis(20));
     }
     unreachable!()
@@ -329,14 +333,11 @@ fn lose_the_device(stream: &mut TcpStream, me: &str, syn: u64) {
     looks.0.unwrap();
     // Records count without their headers, and a packet of TCP counts once.
     let all = (ROUNDS * PIECE) as u64 + 5 + words;
-    let begun = Instant::now();
     eventually(|| {
         let now = info(stream);
         // The peer may have closed the connection by now, which counts as a byte.
         let received = now.received == all || now.received == all + 1;
-        let is_all = received && (now.acknowledged, now.sent) == (all + syn, all);
-        assert!(is_all || begun.elapsed() < Duration::from_secs(5), "{all} {now:?}");
-        is_all
+        received && (now.acknowledged, now.sent) == (all + syn, all)
     });
 }
 
@@ -363,7 +364,7 @@ fn counts_go_on_when_a_connection_loses_its_device() {
     std::fs::create_dir(&files).unwrap();
     let program = |fabric: &Fabric| {
         let mut command = fabric.smc(&this);
-        command.env("SMC_RUN_OUTLIVE", "true").env("FILES", &files);
+        command.env("FILES", &files);
         command.env("SMC_RUN_DETECT_MS", "10000");
         command
     };

@@ -416,10 +416,10 @@ fn a_stream_of_stdio_keeps_its_relay() {
         let begun = Instant::now();
         while begun.elapsed() < Duration::from_secs(1) {
             stream.write_all(b"hello").unwrap();
-            let mut word = [0i8; 6];
+            let mut word = [0u8; 6];
             // libc reads.
-            assert!(!unsafe { libc::fgets(word.as_mut_ptr(), 6, file) }.is_null());
-            assert_eq!(word.map(|byte| byte as u8), *b"there\0");
+            assert!(!unsafe { libc::fgets(word.as_mut_ptr().cast(), 6, file) }.is_null());
+            assert_eq!(word, *b"there\0");
         }
         finish_by_echo(&stream);
     }

@@ -326,3 +326,18 @@ pub fn listen_with_others(port: u16) -> std::net::TcpListener {
         std::net::TcpListener::from_raw_fd(fd)
     }
 }
+
+/// Mounts a directory on itself, for this thread, so that the kernel maps no code from there.
+pub(crate) fn mount_without_programs(directory: &std::path::Path) {
+    use std::os::unix::ffi::OsStrExt;
+    let place = std::ffi::CString::new(directory.as_os_str().as_bytes()).unwrap();
+    let mount = |from: &std::ffi::CStr, to: &std::ffi::CStr, flags| {
+        let no = std::ptr::null();
+        let result = unsafe { libc::mount(from.as_ptr(), to.as_ptr(), no, flags, no.cast()) };
+        assert_eq!(result, 0, "{}", std::io::Error::last_os_error());
+    };
+    assert_eq!(unsafe { libc::unshare(libc::CLONE_NEWNS) }, 0);
+    mount(c"none", c"/", libc::MS_REC | libc::MS_PRIVATE);
+    mount(&place, &place, libc::MS_BIND);
+    mount(&place, &place, libc::MS_REMOUNT | libc::MS_BIND | libc::MS_NOEXEC);
+}

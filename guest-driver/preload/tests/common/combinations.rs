@@ -40,6 +40,7 @@ pub fn in_each_combination(
         let port = free_port();
         let this = std::env::current_exe().unwrap();
         let mut command = fabric.on(server_smc, &this);
+        command.env("FILES", fabric.file(""));
         if client_smc {
             // A server whose program writes first waits 200 ms for a Proposal. On a busy machine
             // the Proposal may take longer, and the program would then read it as data.
@@ -48,6 +49,7 @@ pub fn in_each_combination(
         let server = role(&mut command, test, "server", port);
         await_listener(port);
         let mut command = fabric.on(client_smc, &this);
+        command.env("FILES", fabric.file(""));
         if !server_smc {
             // The settings say which servers speak SMC.
             command.env("SMC_RUN_CONNECT", "");

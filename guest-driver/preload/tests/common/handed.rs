@@ -8,6 +8,7 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 
 use crate::c;
@@ -49,7 +50,7 @@ fn own(port: u16) {
         Some(_) => c::listen_with_others(port),
     };
     if option("AFTER").is_none() {
-        assert_eq!(c::poll(&listener, libc::POLLIN, 20_000).unwrap(), libc::POLLIN);
+        assert_eq!(c::poll(&listener, libc::POLLIN, 100_000).unwrap(), libc::POLLIN);
     } else if option("SERVES").is_some() {
         serve(&listener);
     }
@@ -109,12 +110,27 @@ fn hand_on(way: &str, listener: &impl AsRawFd) {
     let file = CString::new(program.as_os_str().as_bytes()).unwrap();
     let words: Vec<CString> =
         std::env::args_os().map(|word| CString::new(word.as_bytes()).unwrap()).collect();
+    match way {
+        "noexec" => {
+            let library = option("LD_PRELOAD").unwrap();
+            c::mount_without_programs(std::path::Path::new(&library).parent().unwrap());
+        }
+        "unreadable" => {
+            let library = option("LD_PRELOAD").unwrap();
+            std::fs::set_permissions(library, std::fs::Permissions::from_mode(0o000)).unwrap();
+            unsafe {
+                assert_eq!(libc::setresgid(65534, 65534, 65534), 0);
+                assert_eq!(libc::setresuid(65534, 65534, 65534), 0);
+            }
+        }
+        _ => {}
+    }
     let environment = next_environment(way == "setuid" || option("KEEPS").is_some());
     let (words, environment) = (pointers(&words), pointers(&environment));
     let (file, words, environment) = (file.as_ptr(), words.as_ptr(), environment.as_ptr());
     let execute = || unsafe { libc::execve(file, words, environment) };
     match way {
-        "execve" | "setuid" | "standard input" => {
+        "execve" | "setuid" | "noexec" | "unreadable" | "standard input" => {
             execute();
         }
         "execvp" => unsafe {
@@ -158,7 +174,12 @@ fn hand_on(way: &str, listener: &impl AsRawFd) {
             std::process::exit(0);
         }
         "SCM_RIGHTS" => {
-            let stream = std::os::unix::net::UnixStream::connect(option("SOCKET").unwrap());
+            // The file is there a moment before its process listens.
+            let mut stream = None;
+            eventually(|| {
+                stream = std::os::unix::net::UnixStream::connect(option("SOCKET").unwrap()).ok();
+                stream.is_some()
+            });
             send_descriptor(&stream.unwrap(), listener);
             // The owner keeps the listener open, too.
             let mut end = [0];
@@ -330,7 +351,7 @@ fn visit(port: u16, times: usize) {
             0 => TcpStream::connect(("127.0.0.1", port)).unwrap(),
             _ => {
                 let stream = c::connect_nonblocking(port);
-                assert_eq!(c::poll(&stream, libc::POLLOUT, 20_000).unwrap(), libc::POLLOUT);
+                assert_eq!(c::poll(&stream, libc::POLLOUT, 100_000).unwrap(), libc::POLLOUT);
                 assert!(stream.take_error().unwrap().is_none());
                 stream.set_nonblocking(false).unwrap();
                 stream

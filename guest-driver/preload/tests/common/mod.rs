@@ -7,21 +7,24 @@
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use ism_device::DeviceInfo;
+use smc_test_support::TestDir;
 use vhost_device_ism::config::{FabricSpec, GuestSpec, Quotas};
 use vhost_device_ism::{Config, Daemon};
 use virtio_ism_abi::Chid;
 
-/// The test takes a program that runs longer for one that hangs.
-pub const TIMEOUT: Duration = Duration::from_secs(30);
+/// A program running for longer is taken for a hanging one.
+pub use smc_test_support::{TIMEOUT, free_port, listens};
 
 /// Devices, and a directory for the programs' reports.
 pub struct Fabric {
-    dir: PathBuf,
+    dir: TestDir,
+    /// Each process makes a file there. On a disk this would take longer than the times measured by
+    /// some tests.
+    status: TestDir,
     daemon: Option<Daemon>,
     quotas: Quotas,
 }
@@ -42,26 +45,24 @@ impl Fabric {
 
     /// The directories only; the caller starts a daemon later, or another process has a daemon.
     pub fn without_daemon() -> Fabric {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let n = NEXT.fetch_add(1, Ordering::Relaxed);
-        let dir = std::env::temp_dir().join(format!("smc-preload-{}-{n}", std::process::id()));
-        // Each process makes a file there. On a disk that would take longer than what some tests
-        // measure.
-        let status = in_memory(&dir);
-        // A killed test may have had this process id before.
-        for old in [&dir, &status] {
-            let _ = std::fs::remove_dir_all(old);
-        }
-        std::fs::create_dir_all(dir.join("devices")).unwrap();
-        std::fs::create_dir_all(&status).unwrap();
-        if status != dir.join("status") {
-            std::os::unix::fs::symlink(&status, dir.join("status")).unwrap();
-        }
-        Fabric { dir, daemon: None, quotas: Quotas::default() }
+        let (dir, status) = (TestDir::new(), TestDir::in_memory());
+        std::fs::create_dir(dir.path("devices")).unwrap();
+        std::os::unix::fs::symlink(&*status, dir.path("status")).unwrap();
+        Fabric { dir, status, daemon: None, quotas: Quotas::default() }
     }
 
     /// Starts the daemon with a number of devices.
     pub fn start_daemon(&mut self, devices: usize) {
+        self.start(self.config(devices));
+    }
+
+    /// Starts the daemon.
+    pub fn start(&mut self, config: Config) {
+        self.daemon = Some(Daemon::start(config).unwrap());
+    }
+
+    /// The configuration of a daemon with a number of devices.
+    pub fn config(&self, devices: usize) -> Config {
         let chid = Chid(0xff00);
         let port = |n| {
             let socket = self.dir.join(format!("devices/{n:02}.sock"));
@@ -69,12 +70,8 @@ impl Fabric {
         };
         let mut fabric = FabricSpec::new(chid);
         fabric.quotas = self.quotas;
-        let config = Config {
-            fabrics: vec![fabric],
-            guests: (0..devices).map(port).collect(),
-            ..Config::default()
-        };
-        self.daemon = Some(Daemon::start(config).unwrap());
+        let guests = (0..devices).map(port).collect();
+        Config { fabrics: vec![fabric], guests, ..Config::default() }
     }
 
     /// A daemon with one device pool, at the path where the directory of devices is otherwise.
@@ -129,8 +126,7 @@ impl Fabric {
     /// Number of connections so far on SMC, and on TCP. Each end with the library counts.
     pub fn decided(&self) -> (usize, usize) {
         let mut all = (0, 0);
-        for entry in std::fs::read_dir(self.dir.join("status")).unwrap().flatten() {
-            let text = std::fs::read_to_string(entry.path()).unwrap();
+        for text in self.reports() {
             all.0 += text.matches("\"smc\":true").count();
             all.1 += text.matches("\"smc\":false").count();
         }
@@ -157,41 +153,29 @@ impl Fabric {
 
     /// How often a word is in the programs' reports.
     pub fn said(&self, word: &str) -> usize {
-        let files = std::fs::read_dir(self.dir.join("status")).unwrap().flatten();
-        files
-            .map(|entry| std::fs::read_to_string(entry.path()).unwrap().matches(word).count())
-            .sum()
+        self.reports().map(|text| text.matches(word).count()).sum()
+    }
+
+    /// The texts of the programs' reports.
+    fn reports(&self) -> impl Iterator<Item = String> {
+        let files = std::fs::read_dir(&self.status).unwrap().flatten();
+        files.map(|entry| std::fs::read_to_string(entry.path()).unwrap())
     }
 
     /// The programs' reports of failed handshakes.
     pub fn broken(&self) -> Vec<String> {
-        let files = std::fs::read_dir(self.dir.join("status")).unwrap().flatten();
-        let text = files.map(|entry| std::fs::read_to_string(entry.path()).unwrap());
-        text.flat_map(|text| text.lines().map(str::to_owned).collect::<Vec<_>>())
-            .filter(|line| line.contains("\"broken\""))
-            .collect()
-    }
-}
-
-/// The target of the link `status` in a fabric's directory.
-fn in_memory(dir: &Path) -> PathBuf {
-    let memory = Path::new("/dev/shm");
-    match dir.file_name() {
-        Some(name) if memory.is_dir() => memory.join(name),
-        _ => dir.join("status"),
+        let lines =
+            self.reports().flat_map(|text| text.lines().map(str::to_owned).collect::<Vec<_>>());
+        lines.filter(|line| line.contains("\"broken\"")).collect()
     }
 }
 
 impl Drop for Fabric {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            // Keep the reports of a test that failed.
-            eprintln!("{} is left; broken: {:?}", self.dir.display(), self.broken());
-            return;
+            self.reports().for_each(|text| eprintln!("reported: {text}"));
         }
         drop(self.daemon.take());
-        let _ = std::fs::remove_dir_all(in_memory(&self.dir));
-        let _ = std::fs::remove_dir_all(&self.dir);
     }
 }
 
@@ -214,50 +198,18 @@ pub fn library() -> PathBuf {
     built.clone()
 }
 
-/// A port on which no process listens. No other test of this process gets it, and the kernel gives
-/// it to no client: its own ports begin at 32,768.
-pub fn free_port() -> u16 {
-    static NEXT: AtomicU32 = AtomicU32::new(0);
-    loop {
-        let n = std::process::id().wrapping_mul(101);
-        let n = n.wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed));
-        let port = 10_000 + (n % 20_000) as u16;
-        if std::net::TcpListener::bind(("0.0.0.0", port)).is_ok() {
-            return port;
-        }
-    }
-}
-
 /// Waits until a condition holds.
 #[track_caller]
-pub fn eventually(mut so: impl FnMut() -> bool) {
-    let begun = Instant::now();
-    while !so() {
-        assert!(begun.elapsed() < TIMEOUT, "the condition never held");
-        std::thread::sleep(Duration::from_millis(10));
-    }
+pub fn eventually(so: impl FnMut() -> bool) {
+    smc_test_support::eventually("the condition holds", so);
 }
 
 /// Waits until a process listens on the port. The kernel's list tells, because some servers fail on
 /// one more connection.
 pub fn await_listener(port: u16) {
-    let wanted = format!("{port:04X}");
-    let begun = Instant::now();
-    while begun.elapsed() < TIMEOUT {
-        for table in ["/proc/thread-self/net/tcp", "/proc/thread-self/net/tcp6"] {
-            let text = std::fs::read_to_string(table).unwrap_or_default();
-            let found = text.lines().any(|line| {
-                let mut words = line.split_whitespace().skip(1);
-                let local = words.next().unwrap_or_default();
-                local.ends_with(&format!(":{wanted}")) && words.nth(1) == Some("0A")
-            });
-            if found {
-                return;
-            }
-        }
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    panic!("no process listens on port {port}");
+    smc_test_support::eventually(&format!("a process listens on port {port}"), || {
+        listens("thread-self", port)
+    });
 }
 
 /// A running program. Dropping the value kills it.
@@ -459,16 +411,22 @@ pub fn my_role() -> Option<(String, u16)> {
 
 /// A program of `tests/contract`, compiled with these options.
 pub fn compiled(name: &str, options: &[&str]) -> PathBuf {
+    compiled_of("contract", name, &[&["-g", "-pthread"], options].concat())
+}
+
+/// A program or library of a folder of `tests`. The file is in Cargo's directory for tests.
+pub fn compiled_of(folder: &str, name: &str, options: &[&str]) -> PathBuf {
     let tag = options.concat().replace(['=', '-'], "");
-    let file = std::env::temp_dir().join(format!("smc-{name}-{tag}-{}", std::process::id()));
-    if !file.exists() {
-        let source = format!("{}/tests/contract/{name}.c", env!("CARGO_MANIFEST_DIR"));
-        // Another test may compile it as well.
-        let new = file.with_extension(format!("{:?}", std::thread::current().id()));
+    let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{tag}"));
+    let source = format!("{}/tests/{folder}/{name}.c", env!("CARGO_MANIFEST_DIR"));
+    let changed = |path: &Path| path.metadata().and_then(|of| of.modified());
+    if !changed(&file).is_ok_and(|built| built > changed(source.as_ref()).unwrap()) {
+        // Another test may compile the same program.
+        let own = TestDir::for_programs();
         let mut cc = Command::new("cc");
-        cc.env_remove("LD_PRELOAD").args(["-O1", "-g", "-pthread", "-o"]).arg(&new).arg(source);
+        cc.env_remove("LD_PRELOAD").args(["-O1", "-o"]).arg(own.path(name)).arg(source);
         assert!(cc.args(options).status().unwrap().success());
-        std::fs::rename(new, &file).unwrap();
+        std::fs::rename(own.path(name), &file).unwrap();
     }
     file
 }

@@ -7,11 +7,15 @@ use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, OnceLock, mpsc};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crate::common::{Fabric, Running, library};
+use smc_test_support::TestDir;
+use vhost_device_ism::{Config, Daemon};
+
+use crate::common::{Fabric, Running, library, listens};
 
 /// Number of devices of a bed. As many processes can use SMC at a time.
 const DEVICES: usize = 24;
@@ -27,8 +31,8 @@ pub enum Side {
 pub struct Net {
     name: Option<String>,
     /// `smc` and the library.
-    tools: PathBuf,
-    /// Cases that were slower than they may be. The end of the test reports them.
+    tools: TestDir,
+    /// Cases slower than allowed. The end of the test reports them.
     slow: RefCell<Vec<String>>,
 }
 
@@ -92,7 +96,6 @@ impl Net {
 impl Drop for Net {
     fn drop(&mut self) {
         self.remove();
-        let _ = std::fs::remove_dir_all(&self.tools);
         let slow = self.slow.take();
         assert!(std::thread::panicking() || slow.is_empty(), "too slow next to TCP: {slow:#?}");
     }
@@ -147,8 +150,50 @@ impl Program {
     }
 }
 
+/// A daemon that ends each second, in order and at once in turn. A successor starts at once.
+struct Restarts {
+    over: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Restarts {
+    fn begin(config: Config) -> Restarts {
+        let over = Arc::new(AtomicBool::new(false));
+        let is_over = Arc::clone(&over);
+        let (ready, started) = mpsc::channel();
+        let thread = std::thread::spawn(move || {
+            for turn in 0.. {
+                let daemon = Daemon::start(config.clone()).unwrap();
+                let _ = ready.send(());
+                let end = Instant::now() + Duration::from_secs(1);
+                while Instant::now() < end && !is_over.load(Ordering::Relaxed) {
+                    std::thread::sleep(Duration::from_millis(20));
+                }
+                if is_over.load(Ordering::Relaxed) {
+                    return;
+                }
+                if turn % 2 == 0 {
+                    daemon.leave(&Default::default());
+                }
+            }
+        });
+        started.recv().unwrap();
+        Restarts { over, thread: Some(thread) }
+    }
+}
+
+impl Drop for Restarts {
+    fn drop(&mut self) {
+        self.over.store(true, Ordering::Relaxed);
+        let ended = self.thread.take().map(JoinHandle::join);
+        assert!(std::thread::panicking() || !matches!(ended, Some(Err(_))), "a daemon failed");
+    }
+}
+
 /// A fabric between the two ends.
 pub struct Bed<'a> {
+    /// With `SMC_PROGRAMS_RESTARTS`.
+    _restarts: Option<Restarts>,
     net: &'a Net,
     fabric: Fabric,
     dir: PathBuf,
@@ -159,19 +204,23 @@ pub struct Bed<'a> {
 
 impl Bed<'_> {
     pub fn new(net: &Net) -> Bed<'_> {
-        let fabric = Fabric::new(DEVICES);
+        let mut fabric = Fabric::without_daemon();
+        let mut config = fabric.config(DEVICES);
+        // Servers without root have devices, too.
+        config.guests.iter_mut().for_each(|guest| guest.mode = Some(0o666));
         let dir = fabric.file("");
-        // Servers that are not root have devices, too.
-        let open = |path: PathBuf, mode| {
-            let _ = std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode));
-        };
         for part in ["", "devices", "status"] {
-            open(dir.join(part), 0o777);
+            let open = std::fs::Permissions::from_mode(0o777);
+            let _ = std::fs::set_permissions(dir.join(part), open);
         }
-        for device in std::fs::read_dir(dir.join("devices")).unwrap().flatten() {
-            open(device.path(), 0o666);
-        }
-        Bed { net, fabric, dir, reports: true }
+        let restarts = match std::env::var_os("SMC_PROGRAMS_RESTARTS") {
+            Some(_) => Some(Restarts::begin(config)),
+            None => {
+                fabric.start(config);
+                None
+            }
+        };
+        Bed { _restarts: restarts, net, fabric, dir, reports: true }
     }
 
     pub fn without_reports(self) -> Self {
@@ -233,22 +282,11 @@ impl Bed<'_> {
 
     /// Waits until the server listens.
     pub fn await_listener(&self, port: u16, server: &mut Running) {
-        let wanted = format!(":{port:04X}");
-        let pid = server.pid();
+        let pid = server.pid().to_string();
         let begun = Instant::now();
         while begun.elapsed() < server.timeout() {
-            // In the network namespace of the server.
-            for table in ["tcp", "tcp6"] {
-                let path = format!("/proc/{pid}/net/{table}");
-                let text = std::fs::read_to_string(path).unwrap_or_default();
-                let found = text.lines().any(|line| {
-                    let mut words = line.split_whitespace().skip(1);
-                    words.next().is_some_and(|local| local.ends_with(&wanted))
-                        && words.nth(1) == Some("0A")
-                });
-                if found {
-                    return;
-                }
+            if listens(&pid, port) {
+                return;
             }
             assert!(!server.has_ended(), "the server has ended: {}", server.said());
             std::thread::sleep(Duration::from_millis(10));
@@ -310,8 +348,7 @@ pub fn is_root() -> bool {
 }
 
 /// Makes a directory with `smc` and the library, where every user can read it.
-fn tools() -> PathBuf {
-    static NEXT: AtomicU32 = AtomicU32::new(0);
+fn tools() -> TestDir {
     let library = library();
     let built = library.parent().unwrap();
     let mut build = Command::new(env!("CARGO"));
@@ -322,12 +359,9 @@ fn tools() -> PathBuf {
         build.arg("--release");
     }
     assert!(build.status().unwrap().success());
-    let n = NEXT.fetch_add(1, Ordering::Relaxed);
-    let dir = std::env::temp_dir().join(format!("smc-tools-{}-{n}", std::process::id()));
-    std::fs::create_dir_all(&dir).unwrap();
-    std::fs::set_permissions(&dir, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let dir = TestDir::new();
     for name in ["smc", "libsmc_preload.so"] {
-        let (from, to) = (built.join(name), dir.join(name));
+        let (from, to) = (built.join(name), dir.path(name));
         if std::fs::hard_link(&from, &to).is_err() {
             std::fs::copy(from, to).unwrap();
         }

@@ -4,10 +4,9 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
 
 use crate::bed::{Bed, Net, Program, Side, are_installed};
-use crate::common::{self, Running};
+use crate::common::{self, Running, eventually};
 
 /// A server with a forked child for each connection, which echoes in capitals.
 const FORKS: &str = "
@@ -21,16 +20,7 @@ class Server(socketserver.ForkingTCPServer):
 Server((sys.argv[1], int(sys.argv[2])), Echo).serve_forever()
 ";
 
-/// Waits until a condition holds, whose look takes seconds on a busy machine.
-#[track_caller]
-fn soon(mut so: impl FnMut() -> bool) {
-    let begun = Instant::now();
-    while !so() {
-        assert!(begun.elapsed() < Duration::from_secs(180), "the condition never held");
-    }
-}
-
-/// A capture that runs, and what tshark says of its file.
+/// A running capture, with tshark's view of its file.
 struct Capture {
     _running: Running,
     file: PathBuf,
@@ -69,7 +59,7 @@ fn redis(bed: &Bed<'_>, capture: &Capture) {
     let mut seen = String::new();
     let mut turn = 0;
     // The capture of a process begins soon after its first connection.
-    soon(|| {
+    eventually(|| {
         turn += 1;
         assert!(cli(&format!("set key{turn} value{turn}")).contains("OK"));
         seen = capture.tshark(&["-d", &as_redis, "-Y", "resp", "-V"]);
@@ -98,7 +88,7 @@ fn nginx(bed: &Bed<'_>, capture: &Capture) {
         let path = out.join(format!("object-{n}"));
         std::fs::read(path).is_ok_and(|bytes| bytes == wanted[n])
     };
-    soon(|| {
+    eventually(|| {
         // Each worker in turn, with keep-alive and without.
         for (n, wanted) in wanted.iter().enumerate() {
             let url = format!("http://{address}:{port}/object-{n}");
@@ -133,7 +123,7 @@ fn forks(bed: &Bed<'_>, capture: &Capture) {
     let _server = server(bed, port, &Program::new(python));
     let of_port = format!("tcp.port=={port}");
     let mut turn = 0;
-    soon(|| {
+    eventually(|| {
         turn += 1;
         // The second word is sent when the capture of the child has begun.
         let line = format!(
@@ -166,7 +156,7 @@ fn redis_and_nginx_and_forked_children_are_captured() {
     let mut command = bed.smc("root");
     command.args(["capture", "--write"]).arg(&file);
     let capture = Capture { _running: Running::start(&mut command), file };
-    soon(|| Path::new(&capture.file).exists());
+    eventually(|| Path::new(&capture.file).exists());
     redis(&bed, &capture);
     nginx(&bed, &capture);
     forks(&bed, &capture);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Programs whose language brings its own way of doing network IO.
 
+use smc_test_support::TestDir;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -45,6 +46,16 @@ fn node() {
     web("Node.js, HTTP", &["node"], &format!("node {script}"), " ", Carried::Both, &net);
 }
 
+/// Bun waits for an epoll set of libc's by its own instructions. `smc run` prints that and leaves the
+/// program on TCP.
+#[test]
+#[ignore = "tests/programs.sh installs the programs and runs it"]
+fn bun_stays_on_tcp() {
+    let net = Net::new();
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/code/web.js");
+    web("Bun, HTTP", &["bun"], &format!("bun {script}"), " ", Carried::Never, &net);
+}
+
 #[test]
 #[ignore = "tests/programs.sh installs the programs and runs it"]
 fn java() {
@@ -52,12 +63,11 @@ fn java() {
         return;
     }
     let net = Net::new();
-    let dir = std::env::temp_dir().join(format!("smc-java-{}", std::process::id()));
+    let dir = TestDir::new();
     let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/code/Web.java");
-    compile(Command::new("javac").arg("-d").arg(&dir).arg(source));
+    compile(Command::new("javac").arg("-d").arg(&*dir).arg(source));
     let program = format!("java -XX:TieredStopAtLevel=1 -cp {} Web", dir.display());
     web("Java, HTTP", &["java"], &program, " ", Carried::Both, &net);
-    let _ = std::fs::remove_dir_all(dir);
 }
 
 /// Builds a program in Rust outside the workspace, and keeps the build: the crates take a minute.
@@ -114,19 +124,17 @@ fn go_stays_on_tcp() {
         return;
     }
     let net = Net::new();
-    let dir = std::env::temp_dir().join(format!("smc-go-{}", std::process::id()));
-    std::fs::create_dir_all(&dir).unwrap();
+    let dir = TestDir::for_programs();
     let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/code/web.go");
     for (name, cgo) in [("Go, HTTP, static", "0"), ("Go, HTTP, dynamic", "1")] {
-        let program = dir.join(format!("web{cgo}"));
+        let program = dir.path(format!("web{cgo}"));
         let mut build = Command::new("go");
         build.args(["build", "-o"]).arg(&program).arg(source);
-        build.env("CGO_ENABLED", cgo).env("GOCACHE", dir.join("cache")).env("GOFLAGS", "-mod=mod");
+        build.env("CGO_ENABLED", cgo).env("GOCACHE", dir.path("cache")).env("GOFLAGS", "-mod=mod");
         compile(build.current_dir(&dir));
         assert_eq!(is_dynamic(&program), cgo == "1");
         web(name, &[], &program.display().to_string(), ":", Carried::Never, &net);
     }
-    let _ = std::fs::remove_dir_all(dir);
 }
 
 /// Whether a program names a dynamic linker.

@@ -19,6 +19,7 @@ mod echo;
 mod files;
 mod handed_on;
 mod languages;
+mod limits;
 mod messages;
 mod proxies;
 mod room;
