@@ -120,7 +120,7 @@ mod tests {
             let mut known = known(server);
             change(&mut known);
             let list = vec![process(41, vec![known.clone()]), process(42, vec![known])];
-            table_of(&Processes { list, silent: Vec::new() })
+            table_of(&Processes { list, ..Processes::default() })
         };
         let text = all(|known| (known.on_tcp, known.learned) = (true, true));
         for part in
@@ -136,12 +136,12 @@ mod tests {
 
     #[test]
     fn nothing_to_show_is_said() {
-        let none = Processes { list: vec![process(41, Vec::new())], silent: Vec::new() };
+        let none = Processes { list: vec![process(41, Vec::new())], ..Processes::default() };
         assert!(table_of(&none).contains("Nothing was learned yet"));
         assert!(table_of(&Processes::default()).contains("No process of yours has SMC now"));
         let listener = Endpoint::Listener("[::1]:80".parse().unwrap());
         let list = vec![process(41, vec![known(listener)])];
-        let text = table_of(&Processes { list, silent: Vec::new() });
+        let text = table_of(&Processes { list, ..Processes::default() });
         assert!(text.contains("the client decides"), "{text}");
     }
 }

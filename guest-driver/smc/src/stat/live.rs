@@ -129,7 +129,7 @@ mod tests {
                 ],
             ),
         ];
-        Processes { list, silent: Vec::new() }
+        Processes { list, ..Processes::default() }
     }
 
     fn pressed(keys: &[u8]) -> Choice {
