@@ -3,9 +3,12 @@
 
 use std::collections::HashSet;
 use std::fs;
+use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-/// State of a socket that listens, in the kernel's table.
+use crate::proc_files;
+
+/// State of a listening socket, in the kernel's table.
 pub(crate) const LISTEN: u8 = 0x0a;
 
 /// A TCP socket.
@@ -18,25 +21,50 @@ pub(crate) struct TcpSocket {
     pub(crate) inode: u64,
 }
 
-/// The TCP sockets of a process's network namespace.
+/// Passes the TCP sockets of a process's network namespace to `each`, until `each` returns `false`.
+///
+/// # Errors
+/// The process has ended, or this user may not look.
+pub(crate) fn for_each(pid: u32, mut each: impl FnMut(TcpSocket) -> bool) -> io::Result<()> {
+    let mut goes_on = true;
+    for name in ["tcp", "tcp6"] {
+        let read = proc_files::lines(format!("/proc/{pid}/net/{name}"), |line| {
+            goes_on = parse(line).is_none_or(&mut each);
+            goes_on
+        });
+        match read {
+            // A kernel without IPv6.
+            Err(error) if name == "tcp6" && error.kind() == io::ErrorKind::NotFound => {}
+            read => read?,
+        }
+        if !goes_on {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// The TCP sockets of a process.
 #[derive(Debug, Default)]
 pub(crate) struct TcpTable {
-    pid: u32,
     sockets: Vec<TcpSocket>,
 }
 
 impl TcpTable {
     /// The sockets of a process; none after its end.
     pub(crate) fn of(pid: u32) -> TcpTable {
-        let read = |name| fs::read_to_string(format!("/proc/{pid}/net/{name}")).unwrap_or_default();
-        let sockets = ["tcp", "tcp6"].map(read);
-        let sockets = sockets.iter().flat_map(|table| table.lines().skip(1)).filter_map(parse);
-        TcpTable { pid, sockets: sockets.collect() }
-    }
-
-    /// All of them.
-    pub(crate) fn all(&self) -> &[TcpSocket] {
-        &self.sockets
+        let descriptors = fs::read_dir(format!("/proc/{pid}/fd"));
+        let links = descriptors.into_iter().flatten().flatten();
+        let own: HashSet<u64> =
+            links.filter_map(|link| proc_files::socket_inode(link.path())).collect();
+        let mut sockets = Vec::new();
+        let _ = for_each(pid, |tcp| {
+            if own.contains(&tcp.inode) {
+                sockets.push(tcp);
+            }
+            true
+        });
+        TcpTable { sockets }
     }
 
     /// The socket of a connection.
@@ -49,27 +77,19 @@ impl TcpTable {
 
     /// The listening sockets.
     pub(crate) fn listening(&self) -> Vec<TcpSocket> {
-        let descriptors = fs::read_dir(format!("/proc/{}/fd", self.pid));
-        let links = descriptors.into_iter().flatten().flatten();
-        let targets = links.filter_map(|link| fs::read_link(link.path()).ok());
-        let own: HashSet<String> =
-            targets.map(|target| target.to_string_lossy().into_owned()).collect();
-        let of_process = |tcp: &&TcpSocket| {
-            tcp.state == LISTEN && own.contains(&format!("socket:[{}]", tcp.inode))
-        };
-        self.sockets.iter().filter(of_process).copied().collect()
+        self.sockets.iter().filter(|tcp| tcp.state == LISTEN).copied().collect()
     }
 }
 
 /// A line of /proc/PID/net/tcp or tcp6.
 fn parse(line: &str) -> Option<TcpSocket> {
-    let fields: Vec<&str> = line.split_whitespace().collect();
+    let mut fields = line.split_ascii_whitespace().skip(1);
     Some(TcpSocket {
-        local: address(fields.get(1)?)?,
-        peer: address(fields.get(2)?)?,
-        state: u8::from_str_radix(fields.get(3)?, 16).ok()?,
-        uid: fields.get(7)?.parse().ok()?,
-        inode: fields.get(9)?.parse().ok()?,
+        local: address(fields.next()?)?,
+        peer: address(fields.next()?)?,
+        state: u8::from_str_radix(fields.next()?, 16).ok()?,
+        uid: fields.nth(3)?.parse().ok()?,
+        inode: fields.nth(1)?.parse().ok()?,
     })
 }
 

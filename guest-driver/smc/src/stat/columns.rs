@@ -8,6 +8,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use guest_driver::socket::CurrentCarrier;
 use guest_driver::statistics::{Connection, Process};
 
 use super::table::{folded, per_second, printable, size};
@@ -80,7 +81,10 @@ static COLUMNS: [Column; 17] = [
     column("process", Where::Wide, |row| format!("{} {}", row.process.program, row.process.pid)),
     column("program", Where::Brief, brief_name),
     number("pid", Where::Asked, |row| row.process.pid.to_string(), |row| row.process.pid.into()),
-    column("type", Where::Wide, |row| row.connection.kind.clone()),
+    column("type", Where::Wide, |row| match is_on_tcp(row.connection) {
+        true => format!("{} on TCP", row.connection.kind),
+        false => row.connection.kind.clone(),
+    }),
     column("carrier", Where::Asked, |row| carrier(row.connection).to_owned()),
     column("via", Where::Brief, via),
     column("state", Where::Wide, |row| row.connection.state.clone()),
@@ -140,6 +144,9 @@ fn brief_name(row: &ConnectionRow<'_>) -> String {
 /// The carrier with its device or reason, in a few letters.
 fn via(row: &ConnectionRow<'_>) -> String {
     let connection = row.connection;
+    if is_on_tcp(connection) {
+        return format!("{} on TCP", carrier(connection));
+    }
     let by = match (&connection.smc_d, &connection.smc_r, &connection.reason) {
         (Some(d), ..) => d.chid.to_string(),
         (_, Some(r), _) => format!("{:08x}", r.group),
@@ -147,6 +154,11 @@ fn via(row: &ConnectionRow<'_>) -> String {
         _ => String::new(),
     };
     format!("{} {by}", carrier(connection)).trim_end().to_owned()
+}
+
+/// Whether a connection of SMC has left its device, and goes on over TCP.
+fn is_on_tcp(connection: &Connection) -> bool {
+    connection.changes.as_ref().is_some_and(|changes| changes.now == CurrentCarrier::Tcp)
 }
 
 fn unread(row: &ConnectionRow<'_>) -> String {
@@ -289,6 +301,25 @@ mod tests {
         let wide = chosen("wide").unwrap();
         assert!(lines(&rows(&process), &wide, Some(500)).contains("192.168.100.200:65535"));
         assert!(chosen("pid,nothing").err().unwrap().contains("there are process, program"));
+    }
+
+    #[test]
+    fn a_connection_that_has_left_its_device_is_one_on_tcp() {
+        use guest_driver::socket::CarrierChanges;
+        let mut process = process();
+        let one = &mut process.connections[0];
+        (one.kind, one.reason) = ("SMC-D v2.1".into(), None);
+        let type_of = |process: &Process| (find("type").unwrap().cell)(&rows(process)[0]);
+        let of = |now| Some(CarrierChanges { now, count: 1, why: None });
+        for (now, shown) in [
+            (CurrentCarrier::Device, "SMC-D v2.1"),
+            (CurrentCarrier::Leaving, "SMC-D v2.1"),
+            (CurrentCarrier::Tcp, "SMC-D v2.1 on TCP"),
+        ] {
+            process.connections[0].changes = of(now);
+            assert_eq!(type_of(&process), shown);
+        }
+        assert_eq!(via(&rows(&process)[0]), "SMC-D on TCP");
     }
 
     #[test]

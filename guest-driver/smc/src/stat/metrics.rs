@@ -6,6 +6,7 @@ use std::fmt::Write as _;
 
 use super::processes::Processes;
 use super::sums::By;
+use crate::output::printable_line;
 
 /// Labels set by the samples themselves.
 const OWN_LABELS: [&str; 6] = ["program", "service", "pid", "kind", "reason", "side"];
@@ -52,7 +53,7 @@ impl Samples {
 
 /// A value of a label, escaped for the format.
 fn escaped(value: &str) -> String {
-    value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+    printable_line(value).replace('\\', "\\\\").replace('"', "\\\"")
 }
 
 /// The systemd service of a process, by the name of its cgroup.
@@ -118,9 +119,9 @@ pub(super) fn text(processes: &Processes, labels: &[Label], by: By) -> String {
         running.add(who, 1);
     }
     let mut text = String::new();
-    let help = "Connections by what their handshake has made of them";
+    let help = "Connections by what they have become, without a handshake or by one";
     handshakes.write(&mut text, "smc_handshakes_total", "counter", help);
-    let help = "Connections that went on as TCP, by the reason and the end that it is about";
+    let help = "Connections that are TCP or were, by the reason and the end that it is about";
     reasons.write(&mut text, "smc_tcp_total", "counter", help);
     connections.write(&mut text, "smc_connections", "gauge", "Connections that are open");
     let [sent, received] = moved;
@@ -135,6 +136,7 @@ pub(super) fn text(processes: &Processes, labels: &[Label], by: By) -> String {
 #[cfg(test)]
 mod tests {
     use guest_driver::statistics::{Connection, Handshakes, Process, Reason};
+    use smc_core::handshake::DeclineCode;
 
     use super::*;
 
@@ -172,10 +174,10 @@ mod tests {
 
     #[test]
     fn processes_of_a_program_are_one_sample_and_names_cannot_break_lines() {
-        let processes = Processes { list: vec![nginx(5), nginx(7)], silent: Vec::new() };
-        let labels = ["container=we\nb".parse().unwrap()];
+        let processes = Processes { list: vec![nginx(5), nginx(7)], ..Processes::default() };
+        let labels = ["container=we\n\x1b\u{9b}\u{202e}b".parse().unwrap()];
         let text = text(&processes, &labels, By::Connection);
-        let who = r#"container="we\nb",program="ng\"inx\\""#;
+        let who = r#"container="we����b",program="ng\"inx\\""#;
         for line in [
             format!("smc_handshakes_total{{{who},kind=\"SMC-D\"}} 12"),
             format!("smc_handshakes_total{{{who},kind=\"TCP\"}} 6"),
@@ -195,7 +197,7 @@ mod tests {
         let mut list = vec![nginx(5), nginx(7)];
         // No process has this id, so there is no service.
         list[1].pid = u32::MAX;
-        let text = text(&Processes { list, silent: Vec::new() }, &[], By::Process);
+        let text = text(&Processes { list, ..Processes::default() }, &[], By::Process);
         for line in [
             r#"smc_sent_bytes_total{program="ng\"inx\\",pid="0"} 500"#,
             r#"smc_sent_bytes_total{program="ng\"inx\\",pid="4294967295"} 700"#,
@@ -223,7 +225,7 @@ mod tests {
     #[test]
     fn the_rules_for_alerts_are_about_what_is_exported() {
         let text =
-            text(&Processes { list: vec![nginx(1)], silent: Vec::new() }, &[], By::Connection);
+            text(&Processes { list: vec![nginx(1)], ..Processes::default() }, &[], By::Connection);
         let start = ALERTS.find("- name: smc\n").unwrap();
         let rules = &ALERTS[start..];
         let mut found = 0;
@@ -233,10 +235,15 @@ mod tests {
                 .chars()
                 .take_while(|c| c.is_ascii_alphanumeric() || *c == '_')
                 .collect();
-            assert!(text.contains(&format!("# TYPE {name} counter\n")), "{name}");
+            assert!(text.contains(&format!("# TYPE {name} ")), "{name}");
             found += 1;
         }
-        assert!(found >= 3, "{found}");
+        assert!(found >= 5, "{found}");
+        // The reasons excluded by the rules are names of reasons.
+        let named = rules.split("reason!~\"").nth(1).and_then(|rest| rest.split('"').next());
+        for reason in named.unwrap().split('|') {
+            assert!(DeclineCode::ALL.iter().any(|code| code.name() == reason), "{reason}");
+        }
     }
 
     #[test]
@@ -249,7 +256,7 @@ mod tests {
 
     #[test]
     fn the_dashboard_of_programs_shows_every_metric_and_no_other() {
-        let processes = Processes { list: vec![nginx(1)], silent: Vec::new() };
+        let processes = Processes { list: vec![nginx(1)], ..Processes::default() };
         let text = text(&processes, &[], By::Connection);
         let dashboard: serde_json::Value = serde_json::from_str(DASHBOARD).unwrap();
         let panels = dashboard["panels"].as_array().unwrap();

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! `smc stat`: shows a daemon's counters, and the SMC connections of processes.
 
+mod claims;
 mod columns;
 mod daemon;
 mod endpoints;
@@ -8,8 +9,10 @@ mod filter;
 mod host;
 mod keyboard;
 mod live;
+mod look;
 mod metrics;
 pub(crate) mod processes;
+mod requests;
 mod sums;
 mod table;
 mod tables;
@@ -24,11 +27,11 @@ use vhost_device_ism::management::{Client, ClientError, Guest};
 
 use crate::error::CliError;
 use crate::{output, paths};
-pub(crate) use host::Scope;
-pub(crate) use host::has_socket;
+pub(crate) use host::{Holding, Scope};
 use keyboard::{Input, Keyboard};
 use processes::Processes;
-pub(crate) use processes::{ReportRequest, sockets};
+pub(crate) use processes::sockets;
+pub(crate) use requests::{ReportRequest, has_socket};
 
 /// Help of `smc stat`.
 pub(crate) const LONG_ABOUT: &str = "\
@@ -174,14 +177,13 @@ pub(crate) fn run(args: &StatArgs) -> Result<(), CliError> {
             snapshot = snapshot.check(args)?;
         }
         snapshot.choose(&args.filter);
-        let text = match args.json {
-            true => snapshot.json()?,
-            false => {
-                let text = snapshot.text(args, before.as_ref());
-                if args.watch.is_some() { output::screen(&text) } else { text }
+        match args.json {
+            true => output::print(&snapshot.json()?)?,
+            false if args.watch.is_some() => {
+                output::print_page(&snapshot.text(args, before.as_ref()))?;
             }
-        };
-        output::print(&text)?;
+            false => output::print(&snapshot.text(args, before.as_ref()))?,
+        }
         let Some(seconds) = args.watch else { return Ok(()) };
         before = Some(snapshot);
         std::thread::sleep(Duration::from_secs(seconds.into()));
@@ -203,7 +205,7 @@ fn watch_connections(
         loop {
             let old = before.as_ref().map(|old| (&old.processes, snapshot.at - old.at));
             let page = live::page(&snapshot.processes, old, &choice, output::columns());
-            output::print(&output::screen(&page))?;
+            output::print_page(&page)?;
             match keyboard.next(next).map_err(CliError::io("the terminal is gone"))? {
                 Input::Key(key) if !choice.press(key, &snapshot.processes) => return Ok(()),
                 Input::Key(_) | Input::Redraw => {}
@@ -281,10 +283,7 @@ impl Snapshot {
 
     fn json(&self) -> Result<String, CliError> {
         let fabrics = self.guests.as_ref().ok().map(|guests| daemon::by_fabric(guests));
-        let whole = JsonSnapshot { fabrics, processes: &self.processes };
-        let text = serde_json::to_string(&whole)
-            .map_err(|error| CliError::Output(std::io::Error::other(error)))?;
-        Ok(text + "\n")
+        output::json(&JsonSnapshot { fabrics, processes: &self.processes })
     }
 
     fn text(&self, args: &StatArgs, before: Option<&Snapshot>) -> String {
@@ -304,7 +303,11 @@ impl Snapshot {
             What::Rnics => output::wrapped(&tables::rnics(processes)),
             What::Endpoints => output::wrapped(&endpoints::table_of(processes)),
             What::Totals => output::wrapped(&tables::totals(processes)),
-            What::Metrics => metrics::text(processes, &args.label, args.view.by),
+            What::Metrics => {
+                let text = metrics::text(processes, &args.label, args.view.by);
+                let silent = tables::silent(processes);
+                text + &silent.lines().map(|line| format!("# {line}\n")).collect::<String>()
+            }
         }
     }
 

@@ -23,7 +23,13 @@ pub(super) const NO_PROCESS: &str = "No process of yours has SMC now: \"smc list
 const NO_CONNECTION: &str =
     "No connection is open now. \"smc stat totals\" counts those that were.\n";
 
-/// What there was so long ago.
+/// Limit of the silent processes with a line in a table.
+const MAX_SILENT: usize = 50;
+
+/// Limit of the reasons explained below a table.
+const MAX_REASONS: usize = 64;
+
+/// The earlier processes, and their age.
 type Before<'a> = Option<(&'a Processes, Duration)>;
 
 fn n(number: impl ToString) -> String {
@@ -37,14 +43,16 @@ pub(super) fn name(process: &Process) -> String {
 /// The silent processes, at the end of each table.
 pub(super) fn silent(processes: &Processes) -> String {
     let mut text = String::new();
-    for silent in &processes.silent {
-        let socket = silent.socket.display().to_string();
-        let _ = writeln!(
-            text,
-            "{} does not answer: {}",
-            printable(&socket),
-            printable(&silent.problem)
-        );
+    for silent in processes.silent.iter().take(MAX_SILENT) {
+        let socket = printable(&silent.socket.display().to_string());
+        let problem = printable(&silent.problem);
+        let _ = writeln!(text, "{socket} of process {} does not answer: {problem}", silent.pid);
+    }
+    if let more @ 1.. = processes.silent.len().saturating_sub(MAX_SILENT) {
+        let _ = writeln!(text, "{more} more do not answer");
+    }
+    if processes.missed > 0 {
+        let _ = writeln!(text, "there was no time for {} processes", processes.missed);
     }
     text
 }
@@ -61,7 +69,9 @@ pub(super) fn overview(processes: &Processes) -> String {
     for process in &processes.list {
         let of =
             |start: &str| process.connections.iter().filter(|c| c.kind.starts_with(start)).count();
-        let sum = |bytes: fn(&Connection) -> u64| process.connections.iter().map(bytes).sum();
+        let sum = |bytes: fn(&Connection) -> u64| {
+            process.connections.iter().map(bytes).fold(0, u64::saturating_add)
+        };
         let cells = [
             devices(process),
             n(process.rnics.iter().filter(|rnic| rnic.active).count()),
@@ -151,7 +161,8 @@ pub(super) fn connections(
             let _ = writeln!(more, "{}", printable(&detail(row.process, row.connection)));
         }
     }
-    let omitted: usize = processes.list.iter().map(|process| process.omitted).sum();
+    let omitted = processes.list.iter().map(|process| process.omitted);
+    let omitted = omitted.fold(0, usize::saturating_add);
     if omitted > 0 {
         let _ = writeln!(more, "{omitted} connections more");
     }
@@ -270,8 +281,12 @@ fn why_tcp(processes: &Processes) -> String {
         *counts.entry(&reason.says).or_default() += 1;
     }
     let mut text = String::new();
-    for (says, count) in counts {
+    let more = counts.len().saturating_sub(MAX_REASONS);
+    for (says, count) in counts.into_iter().take(MAX_REASONS) {
         let _ = writeln!(text, "{count} TCP: {}", printable(says));
+    }
+    if more > 0 {
+        let _ = writeln!(text, "{more} reasons more");
     }
     text
 }
@@ -426,19 +441,19 @@ fn merged(processes: &Processes) -> Handshakes {
     let mut all = Handshakes::default();
     let mut reasons: BTreeMap<(u32, &str), Reason> = BTreeMap::new();
     for totals in processes.list.iter().map(|process| &process.totals) {
-        all.smc_d += totals.smc_d;
-        all.smc_r += totals.smc_r;
-        all.tcp += totals.tcp;
-        all.broken += totals.broken;
-        all.closing += totals.closing;
-        all.peers += totals.peers;
-        all.pooled += totals.pooled;
+        all.smc_d = all.smc_d.saturating_add(totals.smc_d);
+        all.smc_r = all.smc_r.saturating_add(totals.smc_r);
+        all.tcp = all.tcp.saturating_add(totals.tcp);
+        all.broken = all.broken.saturating_add(totals.broken);
+        all.closing = all.closing.saturating_add(totals.closing);
+        all.peers = all.peers.saturating_add(totals.peers);
+        all.pooled = all.pooled.saturating_add(totals.pooled);
         all.sent = all.sent.saturating_add(totals.sent);
         all.received = all.received.saturating_add(totals.received);
         for reason in &totals.reasons {
             reasons
                 .entry((reason.code, &reason.side))
-                .and_modify(|known| known.count += reason.count)
+                .and_modify(|known| known.count = known.count.saturating_add(reason.count))
                 .or_insert_with(|| reason.clone());
         }
     }
@@ -540,7 +555,7 @@ mod tests {
     }
 
     fn some() -> Processes {
-        Processes { list: vec![process()], silent: Vec::new() }
+        Processes { list: vec![process()], ..Processes::default() }
     }
 
     fn has(text: &str, parts: &[&str]) {
@@ -597,7 +612,10 @@ mod tests {
         two.silent.push(Silent { pid: 44, socket: "/run/process-44.sock".into(), problem });
         let text = totals(&two);
         has(&text, &["redis 43", "all", "4  0x03010000 PEERNOSMC (peer)"]);
-        has(&overview(&two), &["/run/a.sock: no daemon", "process-44.sock does not answer"]);
+        has(
+            &overview(&two),
+            &["/run/a.sock: no daemon", "process-44.sock of process 44 does not answer"],
+        );
     }
 
     #[test]
