@@ -40,6 +40,8 @@ pub(super) enum TransportKind {
     Smc,
     /// SMC-D, stores into the peer's DMB.
     Window,
+    /// The path of [`TransportKind::Window`], for connections bound to their device.
+    Bound,
     /// SMC-D, the device copies.
     Move,
     /// TCP.
@@ -53,10 +55,11 @@ pub(super) enum TransportKind {
 }
 
 impl TransportKind {
-    /// All transports, in the order of tables.
-    pub(super) const ALL: [TransportKind; 7] = [
+    /// Every transport, in the order of tables.
+    pub(super) const ALL: [TransportKind; 8] = [
         TransportKind::Smc,
         TransportKind::Window,
+        TransportKind::Bound,
         TransportKind::Move,
         TransportKind::Tcp,
         TransportKind::Vsock,
@@ -64,9 +67,10 @@ impl TransportKind {
         TransportKind::Ring,
     ];
 
-    /// Those between processes of one machine.
-    pub(super) const LOCAL: [TransportKind; 5] = [
+    /// Transports between processes of one machine.
+    pub(super) const LOCAL: [TransportKind; 6] = [
         TransportKind::Window,
+        TransportKind::Bound,
         TransportKind::Move,
         TransportKind::Tcp,
         TransportKind::Unix,
@@ -78,6 +82,7 @@ impl TransportKind {
         match self {
             TransportKind::Smc => "SMC-D",
             TransportKind::Window => "SMC-D window",
+            TransportKind::Bound => "SMC-D bound",
             TransportKind::Move => "SMC-D move",
             TransportKind::Tcp => "TCP",
             TransportKind::Vsock => "vsock",
@@ -88,7 +93,8 @@ impl TransportKind {
 
     /// Whether the transport is SMC.
     pub(super) fn is_smc(self) -> bool {
-        matches!(self, TransportKind::Smc | TransportKind::Window | TransportKind::Move)
+        use TransportKind::{Bound, Move, Smc, Window};
+        matches!(self, Smc | Window | Bound | Move)
     }
 }
 

@@ -135,7 +135,16 @@ impl Experiment {
         self
     }
 
-    /// Removes the transports of SMC that no row needs.
+    /// Measures connections bound to their device as well, beside the window.
+    pub(super) fn and_bound(mut self) -> Self {
+        if self.transports.contains(&TransportKind::Window) {
+            self.transports.push(TransportKind::Bound);
+            self.transports.sort_unstable();
+        }
+        self
+    }
+
+    /// Removes the transports of SMC not needed by any row.
     fn only_what_rows_need(mut self) -> Self {
         let rows = &self.rows;
         self.transports.retain(|c| !c.is_smc() || rows.iter().any(|(_, needed)| needed == c));

@@ -5,7 +5,7 @@ use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use guest_driver::{Config, SmcListener, SmcStream, Stack};
 use serde::{Deserialize, Serialize};
@@ -32,6 +32,8 @@ pub(super) struct Memory {
     daemon_devices: u64,
     /// Private bytes of daemon, server and client for one connection.
     per_connection: [f64; 3],
+    /// The same of connections that are bound to their device, if asked for.
+    per_bound_connection: Option<[f64; 3]>,
 }
 
 impl Memory {
@@ -40,13 +42,22 @@ impl Memory {
         let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
         let per_device = (self.daemon_devices.saturating_sub(self.daemon_idle)) as f64;
         let [daemon, server, client] = self.per_connection;
-        vec![
+        let bound = self.per_bound_connection.into_iter().flat_map(|[daemon, server, client]| {
+            [
+                ("memory_bound_connection_daemon", "bytes", daemon),
+                ("memory_bound_connection_server", "bytes", server),
+                ("memory_bound_connection_client", "bytes", client),
+            ]
+        });
+        let mut lines = vec![
             ("memory_daemon_100_devices", "MiB", mib(self.daemon_devices)),
             ("memory_daemon_per_device", "KiB", per_device / DEVICES as f64 / 1024.0),
             ("memory_connection_daemon", "bytes", daemon),
             ("memory_connection_server", "bytes", server),
             ("memory_connection_client", "bytes", client),
-        ]
+        ];
+        lines.extend(bound);
+        lines
     }
 }
 
@@ -58,9 +69,9 @@ pub(super) enum Task {
     /// Opens and closes a device.
     Probe(PathBuf),
     /// Accepts connections and leaves them idle.
-    Accept { device: PathBuf, connections: usize },
+    Accept { device: PathBuf, connections: usize, bound: bool },
     /// Makes connections and leaves them idle.
-    Connect { device: PathBuf, connections: usize, address: String },
+    Connect { device: PathBuf, connections: usize, address: String, bound: bool },
 }
 
 /// A message of an idle process.
@@ -79,10 +90,15 @@ pub(super) enum IdleMessage {
 ///
 /// # Errors
 /// A process failed.
-pub(super) fn measure(connections: Option<usize>) -> Result<Memory, CliError> {
+pub(super) fn measure(connections: Option<usize>, bound: bool) -> Result<Memory, CliError> {
     let (daemon_idle, daemon_devices) = devices()?;
-    let per_connection = per_connection(connections.unwrap_or(CONNECTIONS))?;
-    Ok(Memory { daemon_idle, daemon_devices, per_connection })
+    let connections = connections.unwrap_or(CONNECTIONS);
+    Ok(Memory {
+        daemon_idle,
+        daemon_devices,
+        per_connection: per_connection(connections, false)?,
+        per_bound_connection: bound.then(|| per_connection(connections, true)).transpose()?,
+    })
 }
 
 /// Finds out whether a device can be opened. A separate process opens the device, so the device is
@@ -111,24 +127,31 @@ fn devices() -> Result<(u64, u64), CliError> {
     let IdleMessage::Ready { .. } = holder.receive(TIMEOUT)? else {
         return Err(unexpected_report());
     };
-    let connected = fabric.management()?.list().map_err(refused)?;
-    let connected = connected.iter().filter(|guest| guest.gid.is_some()).count();
-    if connected != DEVICES {
-        return Err(CliError::Usage(format!("only {connected} of {DEVICES} devices are up")));
+    // The daemon lists a device a moment after the start of its driver.
+    let start = Instant::now();
+    loop {
+        let connected = fabric.management()?.list().map_err(refused)?;
+        let connected = connected.iter().filter(|guest| guest.gid.is_some()).count();
+        if connected == DEVICES {
+            break;
+        } else if start.elapsed() > TIMEOUT {
+            return Err(CliError::Usage(format!("only {connected} of {DEVICES} devices are up")));
+        }
+        std::thread::sleep(Duration::from_millis(10));
     }
     Ok((before, memory_of(fabric.daemon_pid(), "VmRSS:")?))
 }
 
-fn per_connection(connections: usize) -> Result<[f64; 3], CliError> {
+fn per_connection(connections: usize, bound: bool) -> Result<[f64; 3], CliError> {
     let fabric = TemporaryFabric::start(&[SERVER, CLIENT])?;
     let device = fabric.device(SERVER);
-    let server = Helper::start("server", "__idle", &Task::Accept { device, connections })?;
+    let server = Helper::start("server", "__idle", &Task::Accept { device, connections, bound })?;
     let IdleMessage::Listening(address) = server.receive(TIMEOUT)? else {
         return Err(unexpected_report());
     };
     let device = fabric.device(CLIENT);
     let daemon_before = memory_of(fabric.daemon_pid(), "RssAnon:")?;
-    let task = Task::Connect { device, connections, address };
+    let task = Task::Connect { device, connections, address, bound };
     let client = Helper::start("client", "__idle", &task)?;
     let IdleMessage::Ready { before: client_before } = client.receive(TIMEOUT)? else {
         return Err(unexpected_report());
@@ -172,16 +195,16 @@ pub(crate) fn idle(task: &str) -> ExitCode {
                 Err(CliError::Device { source, .. }) => IdleMessage::Closed(source.to_string()),
                 Err(other) => IdleMessage::Closed(other.to_string()),
             })?,
-            Task::Accept { device, connections } => {
-                let smc = Smc::new(open(&device)?, transport::Path::Window);
+            Task::Accept { device, connections, bound } => {
+                let smc = Smc::new(open_bound(&device, bound)?, transport::Path::Window);
                 let (listener, address) = smc.listen().map_err(CliError::io("listen"))?;
                 send(IdleMessage::Listening(address))?;
                 let held = accept(&smc, &listener, connections).map_err(CliError::io("accept"))?;
                 send(IdleMessage::Ready { before: held.before })?;
                 helper::wait_for_parent_end();
             }
-            Task::Connect { device, connections, address } => {
-                let smc = Smc::new(open(&device)?, transport::Path::Window);
+            Task::Connect { device, connections, address, bound } => {
+                let smc = Smc::new(open_bound(&device, bound)?, transport::Path::Window);
                 let held = connect(&smc, &address, connections).map_err(CliError::io("connect"))?;
                 send(IdleMessage::Ready { before: held.before })?;
                 helper::wait_for_parent_end();
@@ -235,7 +258,14 @@ fn own_memory() -> std::io::Result<u64> {
 }
 
 fn open(device: &PathBuf) -> Result<Arc<Stack>, CliError> {
-    stack::open(Config::new(device), device)
+    open_bound(device, false)
+}
+
+/// Opens a device; connections are bound to the device, or outlive it.
+fn open_bound(device: &PathBuf, bound: bool) -> Result<Arc<Stack>, CliError> {
+    let mut config = Config::new(device);
+    config.outlive_device = !bound;
+    stack::open(config, device)
 }
 
 #[cfg(test)]

@@ -104,7 +104,8 @@ does not apply. samples has the value of each run by transport. A run that fails
 the command then exits with 1. The ratio is smc over tcp, for times tcp over smc: more is better. ratio_low and
 ratio_high are the ends of the middle half of the rounds' ratios. cpu_smc, cpu_tcp and cpu_unix are
 processor time in cpu_unit, cpu_ratio is tcp over smc; others is the share of all processors' time
-that other processes used, 0 to 1. With --to the keys are measure, unit, runs, path, smc, tcp, vsock, ratio, vsock_ratio.";
+that other processes used, 0 to 1. With --bound, bound is that of connections bound to their device,
+and bound_ratio smc over bound. With --to the keys are measure, unit, runs, path, smc, tcp, vsock, ratio, vsock_ratio.";
 
 /// Heading of options.
 const BETWEEN: &str = "Between two machines";
@@ -196,6 +197,13 @@ pub(crate) struct PerfArgs {
     #[arg(long)]
     pin: bool,
 
+    /// Measure connections that are bound to their device as well.
+    ///
+    /// These end with their device, as with "--outlive-device=false". The table then shows what it
+    /// costs to outlive the device.
+    #[arg(long, conflicts_with_all = ["between"])]
+    bound: bool,
+
     /// Print a JSON object per measure instead of a table.
     #[arg(long)]
     json: bool,
@@ -270,6 +278,10 @@ pub(crate) fn run(args: &PerfArgs) -> Result<(), CliError> {
         true => measure::suite(&overrides),
         false => names.iter().filter_map(|name| measure::by_name(name, &overrides)).collect(),
     };
+    let experiments: Vec<Experiment> = match args.bound {
+        true => experiments.into_iter().map(Experiment::and_bound).collect(),
+        false => experiments,
+    };
     let runs = args.runs as usize;
     let plan = run::Plan { rounds: runs, seconds: args.seconds, pin: args.pin };
     if names.contains(&"scale") {
@@ -298,8 +310,8 @@ pub(crate) fn run(args: &PerfArgs) -> Result<(), CliError> {
     }
     progress.finish_and_clear();
     drop(fabric);
-    let memory =
-        (failed.is_none() && names.contains(&"memory")).then(|| memory::measure(args.connections));
+    let memory = (failed.is_none() && names.contains(&"memory"))
+        .then(|| memory::measure(args.connections, args.bound));
     let memory = memory.transpose()?;
     report::load_warning(&all).into_iter().for_each(|warning| crate::output::note(&warning));
     match args.json {

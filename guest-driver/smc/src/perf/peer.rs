@@ -41,7 +41,9 @@ fn run(task: &str, side: Side) -> ExitCode {
         }
         let done = match job.transport {
             TransportKind::Smc => over(&smc(&job, DataPath::Auto, Path::Any)?, &job, side),
-            TransportKind::Window => over(&smc(&job, DataPath::Window, Path::Window)?, &job, side),
+            TransportKind::Window | TransportKind::Bound => {
+                over(&smc(&job, DataPath::Window, Path::Window)?, &job, side)
+            }
             TransportKind::Move => over(&smc(&job, DataPath::Move, Path::Move)?, &job, side),
             TransportKind::Tcp => over(&Tcp(job.bind), &job, side),
             // The server listens on any CID; the client knows the server's from its option.
@@ -92,6 +94,7 @@ fn smc(job: &Job, path: DataPath, expected: Path) -> Result<Smc, CliError> {
     config.recv_buffer = job.buffer;
     config.spin = Duration::from_micros(job.spin_us);
     config.path = path;
+    config.outlive_device = job.transport != TransportKind::Bound;
     for name in &job.eids {
         config = config.eid(eid(name)?);
     }

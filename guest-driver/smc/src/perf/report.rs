@@ -26,6 +26,9 @@ pub(super) struct Row {
     tcp: Option<f64>,
     unix: Option<f64>,
     limit: Option<f64>,
+    /// Of connections bound to their device, with `--bound`.
+    #[serde(flatten)]
+    bound: Option<Bound>,
     ratio: Option<f64>,
     /// The middle half of the ratios.
     ratio_low: Option<f64>,
@@ -42,7 +45,17 @@ pub(super) struct Row {
     samples: Samples,
 }
 
-/// The values of a measure's runs by transport, in the order in which they were measured.
+/// The values of connections bound to their device, and the ratio of those that outlive it to them.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+struct Bound {
+    bound: f64,
+    bound_ratio: f64,
+    bound_ratio_low: f64,
+    bound_ratio_high: f64,
+    bound_samples: Vec<f64>,
+}
+
+/// The values of a measure's runs by transport, in the order of the measurements.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 struct Samples {
     smc: Vec<f64>,
@@ -168,6 +181,22 @@ impl Results {
         of(self).into_iter().chain(p99.iter().flat_map(of)).collect()
     }
 
+    /// The results of connections bound to their device, where the window was measured beside them.
+    fn bound(&self, smc: TransportKind) -> Option<Bound> {
+        if smc != TransportKind::Window {
+            return None;
+        }
+        let ratios = self.ratios(smc, TransportKind::Bound);
+        let [low, high] = middle_half(&ratios)?;
+        Some(Bound {
+            bound: rounded(self.median(TransportKind::Bound)?),
+            bound_ratio: rounded(median(ratios)?),
+            bound_ratio_low: rounded(low),
+            bound_ratio_high: rounded(high),
+            bound_samples: self.of(TransportKind::Bound).iter().copied().map(rounded).collect(),
+        })
+    }
+
     fn row(&self, name: &str, smc: TransportKind) -> Row {
         let middle = middle_half(&self.ratios(smc, TransportKind::Tcp));
         let cpu = |transport| self.processor_time(transport).map(rounded);
@@ -181,6 +210,7 @@ impl Results {
             tcp: self.median(TransportKind::Tcp).map(rounded),
             unix: self.median(TransportKind::Unix).map(rounded),
             limit: self.median(TransportKind::Ring).map(rounded),
+            bound: self.bound(smc),
             ratio: self.ratio(smc, TransportKind::Tcp).map(rounded),
             ratio_low: middle.map(|[low, _]| rounded(low)),
             ratio_high: middle.map(|[_, high]| rounded(high)),
@@ -318,10 +348,12 @@ fn render(all: &[Results]) -> String {
         "",
         "unit",
         "SMC-D\nwindow",
+        "SMC-D\nbound",
         "SMC-D\nmove",
         "TCP",
         "Unix\nsocket",
         "raw\nmemory",
+        "window\nagainst bound",
         "window\nagainst TCP",
         "move\nagainst TCP",
     ];
@@ -332,6 +364,7 @@ fn render(all: &[Results]) -> String {
         let mut row =
             vec![Cell::new(&results.experiment.title), Cell::new(results.experiment.unit.name())];
         row.extend(TransportKind::LOCAL.map(|transport| number(results.median(transport))));
+        row.push(scattered(&results.ratios(TransportKind::Window, TransportKind::Bound)));
         let against = [TransportKind::Window, TransportKind::Move];
         row.extend(against.map(|smc| scattered(&results.ratios(smc, TransportKind::Tcp))));
         rows.push(row);
@@ -351,12 +384,13 @@ fn scattered(ratios: &[f64]) -> Cell {
 }
 
 fn render_processor_times(all: &[Results]) -> String {
-    const SHOWN: [TransportKind; 4] =
-        [TransportKind::Window, TransportKind::Move, TransportKind::Tcp, TransportKind::Unix];
+    use TransportKind::{Bound, Move, Tcp, Unix, Window};
+    const SHOWN: [TransportKind; 5] = [Window, Bound, Move, Tcp, Unix];
     let header = [
         "processor time of\nboth ends and daemon",
         "unit",
         "SMC-D\nwindow",
+        "SMC-D\nbound",
         "SMC-D\nmove",
         "TCP",
         "Unix\nsocket",
@@ -368,8 +402,8 @@ fn render_processor_times(all: &[Results]) -> String {
         let (unit, _) = results.experiment.unit.processor_time(results.experiment.size);
         let mut row = vec![Cell::new(&results.experiment.title), Cell::new(unit)];
         row.extend(SHOWN.map(|transport| number(results.processor_time(transport))));
-        row.push(times(results.processor_ratio(TransportKind::Window)));
-        row.push(times(results.processor_ratio(TransportKind::Move)));
+        row.push(times(results.processor_ratio(Window)));
+        row.push(times(results.processor_ratio(Move)));
         rows.push(row);
     }
     let others = median(all.iter().filter_map(Results::others)).unwrap_or(0.0);

@@ -140,6 +140,7 @@ fn color(transport: TransportKind) -> RGBColor {
     // Distinguishable with colour blindness, and in grey.
     match transport {
         TransportKind::Smc | TransportKind::Window => RGBColor(0, 90, 170),
+        TransportKind::Bound => RGBColor(0, 0, 0),
         TransportKind::Move => RGBColor(86, 180, 233),
         TransportKind::Tcp => RGBColor(213, 94, 0),
         TransportKind::Vsock => RGBColor(0, 158, 115),
@@ -273,12 +274,15 @@ fn panel<DB: DrawingBackend>(
     }
     if let Some(others) = results.others() {
         let (unit, _) = results.experiment.unit.processor_time(results.experiment.size);
-        let load = match others >= LOADED {
-            true => format!("; trust no figure: others used {:.0} %", others * 100.0),
-            false => String::new(),
-        };
-        let text = format!("last line: processor time, {unit}{load}");
-        write(area, &text, (x0 + 20, bottom + 62), label(16, HPos::Left, VPos::Top))?;
+        let mut captions = vec![format!("last line: processor time, {unit}")];
+        if others >= LOADED {
+            captions.push(format!("trust no figure: others used {:.0} %", others * 100.0));
+        }
+        // One below the other: side by side, the captions are longer than a panel.
+        for (line, text) in captions.iter().enumerate() {
+            let at = (x0 + 20, bottom + 62 + 16 * line as i32);
+            write(area, text, at, label(16, HPos::Left, VPos::Top))?;
+        }
     }
     line(area, [(left, top), (left, bottom)], BLACK)?;
     line(area, [(left, bottom), (right, bottom)], BLACK)
@@ -288,6 +292,7 @@ fn short(transport: TransportKind) -> &'static str {
     match transport {
         TransportKind::Smc => "SMC-D",
         TransportKind::Window => "window",
+        TransportKind::Bound => "bound",
         TransportKind::Move => "move",
         TransportKind::Tcp => "TCP",
         TransportKind::Vsock => "vsock",
@@ -358,15 +363,33 @@ mod tests {
 
     #[test]
     fn a_plot_has_title_units_and_legend() {
-        let path = std::env::temp_dir().join(format!("smc-plot-{}.svg", std::process::id()));
+        let own = smc_test_support::TestDir::new();
+        let path = own.path("plot.svg");
         PlotFile::create(&path).unwrap().draw(&[results(), results()]).unwrap();
         let text = std::fs::read_to_string(&path).unwrap();
-        std::fs::remove_file(&path).unwrap();
         for word in
             [&provenance()[..], "medians of 3 runs", "MiB/s, more is better", "TCP", "1 000"]
         {
             assert!(text.contains(word), "{word}");
         }
+    }
+
+    #[test]
+    fn a_caption_is_no_longer_than_its_panel() {
+        let own = smc_test_support::TestDir::new();
+        let path = own.path("plot.svg");
+        let mut loaded = results();
+        let used = r#"{"work": 1.0, "ends": 0.5, "daemon": 0.0, "others": 0.71}"#;
+        loaded.usages = vec![(TransportKind::Tcp, vec![serde_json::from_str(used).unwrap()])];
+        PlotFile::create(&path).unwrap().draw(&[loaded.clone(), loaded]).unwrap();
+        let text = std::fs::read_to_string(&path).unwrap();
+        let lines: Vec<_> = text.lines().filter(|line| !line.starts_with('<')).collect();
+        let has = |word: &str| lines.iter().filter(|line| line.contains(word)).count();
+        assert_eq!([has("processor time"), has("others used 71 %")], [2, 2], "{lines:?}");
+        // A letter takes half of the height of a line, or less.
+        let most = PANEL.0 as usize / 8;
+        let captions = lines.iter().filter(|line| line.contains("last line"));
+        assert!(captions.clone().all(|line| line.len() <= most), "{lines:?}");
     }
 
     #[test]
@@ -379,9 +402,9 @@ mod tests {
 
     #[test]
     fn nothing_to_draw_is_an_error() {
-        let path = std::env::temp_dir().join(format!("smc-empty-{}.svg", std::process::id()));
+        let own = smc_test_support::TestDir::new();
+        let path = own.path("empty.svg");
         let empty = PlotFile::create(&path).unwrap().draw(&[]);
-        std::fs::remove_file(&path).unwrap();
         assert!(matches!(empty, Err(CliError::Plot(_))));
     }
 

@@ -106,7 +106,7 @@ mod tests {
         (Control::new(listener.accept().unwrap().0).unwrap(), peer)
     }
 
-    const SOON: Duration = Duration::from_secs(10);
+    use smc_test_support::TIMEOUT as SOON;
 
     #[test]
     fn lines_are_heard_one_by_one_however_they_arrive() {
