@@ -5,9 +5,12 @@
 //! terminal, or the order of the text around the value, are replaced on the way to a terminal or a
 //! file.
 
-use std::io::{IsTerminal, Write};
+use std::borrow::Cow;
+use std::io::{self, IsTerminal, Write};
 
 use comfy_table::ContentArrangement;
+use serde::Serialize;
+use serde_json::ser::{CharEscape, CompactFormatter, Formatter, Serializer};
 
 use crate::error::CliError;
 
@@ -16,28 +19,96 @@ use crate::error::CliError;
 /// # Errors
 /// Standard output cannot be written.
 pub(crate) fn print(text: &str) -> Result<(), CliError> {
-    let mut out = std::io::stdout().lock();
-    out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(CliError::Output)
+    print_after("", text)
 }
 
-/// Longest line of others' text, characters.
+fn print_after(head: &str, text: &str) -> Result<(), CliError> {
+    let text = harmless(text, &['\n', '\t']);
+    let mut out = std::io::stdout().lock();
+    let written = out.write_all(head.as_bytes()).and_then(|()| out.write_all(text.as_bytes()));
+    written.and_then(|()| out.flush()).map_err(CliError::Output)
+}
+
+/// Whether a character controls a terminal, or the order or look of the text around it: control
+/// characters C0 and C1, bidirectional controls, and invisible characters.
+fn is_harmful(c: char) -> bool {
+    c.is_control()
+        || matches!(c, '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}')
+        || matches!(c, '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
+        || matches!(c, '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}')
+}
+
+/// Text with harmful characters replaced, except for the characters in `kept`.
+fn harmless<'a>(text: &'a str, kept: &[char]) -> Cow<'a, str> {
+    let is_bad = |c: char| is_harmful(c) && !kept.contains(&c);
+    match text.contains(is_bad) {
+        true => text.chars().map(|c| if is_bad(c) { '\u{fffd}' } else { c }).collect(),
+        false => Cow::Borrowed(text),
+    }
+}
+
+/// JSON with strings harmless to a program printing the strings.
+struct HarmlessStrings;
+
+impl Formatter for HarmlessStrings {
+    fn write_string_fragment<W: Write + ?Sized>(
+        &mut self,
+        out: &mut W,
+        text: &str,
+    ) -> io::Result<()> {
+        out.write_all(harmless(text, &[]).as_bytes())
+    }
+
+    fn write_char_escape<W: Write + ?Sized>(
+        &mut self,
+        out: &mut W,
+        escape: CharEscape,
+    ) -> io::Result<()> {
+        match escape {
+            CharEscape::Quote | CharEscape::ReverseSolidus | CharEscape::Solidus => {
+                CompactFormatter.write_char_escape(out, escape)
+            }
+            _ => out.write_all("\u{fffd}".as_bytes()),
+        }
+    }
+}
+
+/// A value as a line of JSON.
+///
+/// # Errors
+/// A map of the value has keys other than strings.
+pub(crate) fn json(value: &impl Serialize) -> Result<String, CliError> {
+    let mut line = Vec::new();
+    let mut serializer = Serializer::with_formatter(&mut line, HarmlessStrings);
+    let written = value.serialize(&mut serializer).map_err(io::Error::other);
+    written.map_err(CliError::Output)?;
+    line.push(b'\n');
+    String::from_utf8(line).map_err(|error| CliError::Output(io::Error::other(error)))
+}
+
+/// Maximum line of text from other processes, characters.
 const MAX_LINE: usize = 500;
 
 /// Text with values of other processes, for a terminal: harmful characters are replaced, and long
 /// lines are cut.
 pub(crate) fn printable(text: &str) -> String {
-    let line = |line: &str| -> String {
-        let cut = if line.chars().nth(MAX_LINE).is_some() { " ..." } else { "" };
-        let shown = line.chars().take(MAX_LINE);
-        shown.map(|c| if c.is_control() { '\u{fffd}' } else { c }).chain(cut.chars()).collect()
+    text.lines().map(printable_line).collect::<Vec<_>>().join("\n")
+}
+
+/// Like [`printable`], for a value of one line.
+pub(crate) fn printable_line(text: &str) -> String {
+    let (shown, cut) = match text.char_indices().nth(MAX_LINE) {
+        Some((end, _)) => (text.get(..end).unwrap_or_default(), " ..."),
+        None => (text, ""),
     };
-    text.lines().map(line).collect::<Vec<_>>().join("\n")
+    format!("{}{cut}", harmless(shown, &[]))
 }
 
 /// Writes a line to standard error in one write, so lines of other processes on the same terminal
 /// do not mix with it.
 pub(crate) fn note(line: &str) {
-    // One that cannot be written is for nobody.
+    // An unwritable line is dropped.
+    let line = harmless(line, &['\n', '\t']);
     let _ = std::io::stderr().write_all(format!("{line}\n").as_bytes());
 }
 
@@ -121,14 +192,17 @@ fn break_line(out: &mut String, line: &str, mut used: usize, (room, indent): (us
     out.push_str(end);
 }
 
-/// A page for a terminal that is written over the page before. What has no room below is left out; a
-/// file or a pipe gets all of it.
-pub(crate) fn screen(text: &str) -> String {
+/// Prints a page over the preceding page, if there is a terminal. Lines beyond the last row are
+/// left out; a file or a pipe gets the whole page.
+///
+/// # Errors
+/// Standard output cannot be written.
+pub(crate) fn print_page(text: &str) -> Result<(), CliError> {
     let size = rustix::termios::tcgetwinsize(std::io::stdout()).ok();
-    let Some(rows) = size.map(|size| usize::from(size.ws_row)).filter(|&rows| rows > 1) else {
-        return text.to_owned();
-    };
-    format!("\x1b[H\x1b[J{}", top(text, rows - 1))
+    match size.map(|size| usize::from(size.ws_row)).filter(|&rows| rows > 1) {
+        Some(rows) => print_after("\x1b[H\x1b[J", &top(text, rows - 1)),
+        None => print(text),
+    }
 }
 
 /// The first lines of a text, and how many more there are.
@@ -187,5 +261,18 @@ mod tests {
     fn text_of_others_does_nothing_to_a_terminal() {
         assert_eq!(printable("a\x1b[2J\rb\nc"), "a\u{fffd}[2J\u{fffd}b\nc");
         assert_eq!(printable(&"x".repeat(100_000)).len(), MAX_LINE + 4);
+        assert_eq!(printable_line("a\nb"), "a\u{fffd}b");
+        for c in "\0\x07\x08\r\x1b\x7f\u{85}\u{9b}\u{202e}\u{2066}\u{200f}\u{2028}\u{feff}".chars()
+        {
+            assert_eq!(harmless(&format!("a{c}b"), &['\n', '\t']), "a\u{fffd}b", "{c:?}");
+        }
+        assert_eq!(harmless("a\n\té", &['\n', '\t']), "a\n\té");
+    }
+
+    #[test]
+    fn strings_of_json_do_nothing_to_a_terminal_either() {
+        let line = json(&[("\"\\/\n\t\x1b\u{9b}\u{202e}é", 7)]).unwrap();
+        let bad = "\u{fffd}".repeat(5);
+        assert_eq!(line, format!("[[\"\\\"\\\\/{bad}é\",7]]\n"));
     }
 }

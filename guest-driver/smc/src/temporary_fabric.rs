@@ -6,9 +6,10 @@
 //! SIGKILL, the supervisor stops the daemon and removes the sockets.
 
 use std::os::unix::fs::DirBuilderExt;
-use std::os::unix::process::CommandExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode, Stdio};
+use std::process::{Child, Command, ExitCode, Stdio};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal};
@@ -20,7 +21,9 @@ use crate::helper::{self, Helper};
 
 /// How long a daemon may take to listen.
 const START: Duration = Duration::from_secs(10);
-/// How long it may take to end.
+/// Time without a daemon.
+const VACANCY: Duration = Duration::from_millis(500);
+/// How long a daemon may take to end.
 const STOP: Duration = Duration::from_secs(3);
 
 /// The task of a supervisor.
@@ -41,8 +44,8 @@ struct Listening {
 pub(crate) struct TemporaryFabric {
     dir: PathBuf,
     daemon: u32,
-    // Dropped first: it removes what the directory holds.
-    _supervisor: Helper,
+    // Dropped first: the supervisor removes the contents of the directory.
+    supervisor: Helper,
 }
 
 impl TemporaryFabric {
@@ -55,7 +58,7 @@ impl TemporaryFabric {
         let task = Task { dir: dir.clone(), devices: devices.iter().map(|&d| d.into()).collect() };
         let supervisor = Helper::start("fabric", "__supervisor", &task)?;
         let Listening { pid } = supervisor.receive(START)?;
-        Ok(TemporaryFabric { dir, daemon: pid, _supervisor: supervisor })
+        Ok(TemporaryFabric { dir, daemon: pid, supervisor })
     }
 
     /// The socket of a device.
@@ -71,6 +74,23 @@ impl TemporaryFabric {
     /// Process id of the daemon.
     pub(crate) fn daemon_pid(&self) -> u32 {
         self.daemon
+    }
+
+    /// Kills the daemon, runs `meanwhile`, and waits for the next daemon.
+    ///
+    /// # Errors
+    /// `meanwhile` failed, or the next daemon does not start.
+    pub(crate) fn replace_daemon(
+        &mut self,
+        meanwhile: impl FnOnce() -> Result<(), CliError>,
+    ) -> Result<(), CliError> {
+        if let Some(pid) = i32::try_from(self.daemon).ok().and_then(Pid::from_raw) {
+            let _ = rustix::process::kill_process(pid, Signal::KILL);
+        }
+        meanwhile()?;
+        let Listening { pid } = self.supervisor.receive(START)?;
+        self.daemon = pid;
+        Ok(())
     }
 
     /// A client of the daemon's management socket.
@@ -107,6 +127,29 @@ pub(crate) fn supervise(task: &str) -> ExitCode {
 }
 
 fn supervise_daemon(task: &Task) -> Result<(), CliError> {
+    let mut daemon = start_daemon(task)?;
+    let parent = thread::spawn(helper::wait_for_parent_end);
+    while !parent.is_finished() {
+        // A daemon that ends by itself has no successor: the command fails.
+        let end = daemon.try_wait().ok().flatten();
+        if end.is_some_and(|end| end.signal() == Some(Signal::KILL.as_raw())) {
+            thread::sleep(VACANCY);
+            daemon = start_daemon(task)?;
+        }
+        thread::sleep(Duration::from_millis(10));
+    }
+    if let Some(pid) = i32::try_from(daemon.id()).ok().and_then(Pid::from_raw) {
+        let _ = rustix::process::kill_process(pid, Signal::TERM);
+    }
+    if !helper::wait_for(&mut daemon, STOP) {
+        let _ = daemon.kill();
+        let _ = daemon.wait();
+    }
+    Ok(())
+}
+
+/// Starts a daemon, and reports that it listens.
+fn start_daemon(task: &Task) -> Result<Child, CliError> {
     let failed = |problem: String| CliError::Helper { name: "daemon".into(), problem };
     let management = socket(&task.dir, "management");
     let mut command = Command::new("/proc/self/exe");
@@ -128,19 +171,11 @@ fn supervise_daemon(task: &Task) -> Result<(), CliError> {
             let _ = daemon.wait();
             return Err(failed("does not listen".into()));
         }
-        std::thread::sleep(Duration::from_millis(2));
+        thread::sleep(Duration::from_millis(2));
     }
-    if helper::send(&Listening { pid: daemon.id() }).is_ok() {
-        helper::wait_for_parent_end();
-    }
-    if let Some(pid) = i32::try_from(daemon.id()).ok().and_then(Pid::from_raw) {
-        let _ = rustix::process::kill_process(pid, Signal::TERM);
-    }
-    if !helper::wait_for(&mut daemon, STOP) {
-        let _ = daemon.kill();
-        let _ = daemon.wait();
-    }
-    Ok(())
+    // A parent that has ended is found by the caller.
+    let _ = helper::send(&Listening { pid: daemon.id() });
+    Ok(daemon)
 }
 
 /// Runs the daemon process: the daemon of `smc fabric`, ended together with its supervisor.

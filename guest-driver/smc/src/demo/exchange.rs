@@ -31,12 +31,14 @@ pub(super) fn serve(mut stream: impl Stream) -> io::Result<()> {
     let mut block = vec![0u8; BLOCK];
     loop {
         let mut len = [0u8; 8];
-        stream.read_exact(&mut len)?;
+        match stream.read(&mut len)? {
+            0 => return Ok(()),
+            n => stream.read_exact(len.get_mut(n..).unwrap_or_default())?,
+        }
         let len = u64::from_be_bytes(len);
         if len == 0 {
-            stream.write_all(&hash.finalize())?;
-            // The client ends first, so that nothing is under way when this process ends.
-            return stream.read(&mut [0u8; 1]).map(drop);
+            stream.write_all(&hash.clone().finalize())?;
+            continue;
         }
         let len = usize::try_from(len).ok().filter(|len| *len <= BLOCK);
         let bytes = len.and_then(|len| block.get_mut(..len)).ok_or(io::ErrorKind::InvalidData)?;
@@ -114,18 +116,25 @@ impl<S: Stream> Exchange<S> {
         self.stream.read_exact(back)?;
         self.to_client += start.elapsed();
         self.came_back.update(&*back);
-        Ok(())
+        match *back == *block {
+            true => Ok(()),
+            false => Err(io::Error::other("other bytes came back")),
+        }
     }
 
-    /// The end: the server's hash.
-    pub(super) fn finish(mut self) -> io::Result<Summary> {
+    /// Ends the connection.
+    pub(super) fn finish(self) -> io::Result<()> {
+        self.stream.finish()
+    }
+
+    /// The results so far, with the server's hash.
+    pub(super) fn summary(&mut self) -> io::Result<Summary> {
         self.stream.write_all(&0u64.to_be_bytes())?;
         let mut at_server = [0u8; 32];
         self.stream.read_exact(&mut at_server)?;
-        self.stream.finish()?;
         Ok(Summary {
             at_server: hex(&at_server),
-            came_back: hex(&self.came_back.finalize()),
+            came_back: hex(&self.came_back.clone().finalize()),
             to_server: self.to_server.as_secs_f64(),
             to_client: self.to_client.as_secs_f64(),
             round_trip: self.round_trip.as_secs_f64() * 1e6,
@@ -156,7 +165,7 @@ mod tests {
                 hash.update(block);
                 exchange.send(block).unwrap();
             }
-            let summary = exchange.finish().unwrap();
+            let summary = exchange.summary().unwrap();
             let hash = hex(&hash.finalize());
             assert_eq!((&summary.at_server, &summary.came_back), (&hash, &hash));
             assert!(summary.round_trip > 0.0 && summary.to_server > 0.0);

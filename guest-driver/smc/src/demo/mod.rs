@@ -8,7 +8,7 @@ mod text;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -28,7 +28,7 @@ pub(crate) const LONG_ABOUT: &str = "\
 Demonstrates SMC-D, without anything else running. It starts a daemon with two devices, a server
 process and a client process, and shows how they come to share memory. Then it sends a file (or
 generated data) there and back over SMC-D and over TCP, block by block in turns, and compares hashes
-and times.
+and times. At last it kills the daemon while the connection is in use.
 
 At its end it stops everything that it started, and removes the sockets.";
 
@@ -53,7 +53,7 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 /// A process failed, or the returned data differs from the sent data.
 pub(crate) fn run(args: &DemoArgs) -> Result<(), CliError> {
     let (source, length, name) = source(args)?;
-    let fabric = TemporaryFabric::start(&["server", "client"])?;
+    let mut fabric = TemporaryFabric::start(&["server", "client"])?;
     output::print(&format!(
         "1. A fabric\n   vhost-device-ism, process {}, emulates two virtio-ism devices on fabric \
          ff00:\n   {}\n   {}\n\n",
@@ -129,9 +129,45 @@ pub(crate) fn run(args: &DemoArgs) -> Result<(), CliError> {
         counters(&fabric, &tap)?,
     ))?;
     output::print(&format!(
-        "5. The same over TCP, block by block in turns\n{}\n\
-         Measured properly: smc perf.    By hand: smc fabric, smc listen, smc connect.\n",
+        "5. The same over TCP, block by block in turns\n{}\n",
         text::table(bytes, &smc, &tcp),
+    ))?;
+    replace_daemon(&mut fabric, &tap, &client)?;
+    output::print("Measured properly: smc perf.    By hand: smc fabric, smc listen, smc connect.\n")
+}
+
+/// More bytes than the records by which a connection leaves shared memory and comes back.
+const RECORDS: u64 = 64 << 10;
+
+/// Kills the daemon while the client's blocks go there and back, and waits until they go through shared
+/// memory again: the relay on the TCP connection tells.
+fn replace_daemon(
+    fabric: &mut TemporaryFabric,
+    tap: &Tap,
+    client: &Helper,
+) -> Result<(), CliError> {
+    let (last, before) = (fabric.daemon_pid(), tap.total());
+    // Whether a block went over TCP, other than the blocks reported already.
+    let block = || {
+        while client.try_receive::<DemoMessage>(Duration::ZERO)?.is_some() {}
+        let before = tap.total();
+        let received = client.receive::<DemoMessage>(TIMEOUT);
+        received.map(|_| tap.total() - before > RECORDS)
+    };
+    fabric.replace_daemon(|| {
+        while !block()? {}
+        Ok(())
+    })?;
+    let start = Instant::now();
+    while block()? {}
+    let back = start.elapsed();
+    output::print(&format!(
+        "6. The daemon is killed while blocks go there and back\n   process {last} was killed, and the \
+         connection went on: {} bytes by TCP\n   process {} took its place, and {} ms later the \
+         connection was in shared memory again\n   all blocks came back as they were sent\n\n",
+        tap.total() - before,
+        fabric.daemon_pid(),
+        back.as_millis(),
     ))
 }
 

@@ -5,7 +5,10 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::Instant;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use guest_driver::{Config, ConnectionInfo, Stack};
 use ism_sys::open_regular;
@@ -49,18 +52,31 @@ pub(super) enum DemoMessage {
     Progress(u64),
     /// Everything was sent and came back.
     Done { bytes: u64, sent: String, smc: Summary, tcp: Summary },
+    /// Another block has gone there and back over the SMC connection.
+    Block,
 }
 
 /// A process of the demo.
 pub(crate) fn run(task: &str) -> ExitCode {
-    helper::run(task, |task: Task| match task {
+    let ends = Arc::new(AtomicBool::new(false));
+    let is_over = ends.clone();
+    thread::spawn(move || {
+        helper::wait_for_parent_end();
+        ends.store(true, Ordering::Relaxed);
+        thread::sleep(LAST_BLOCK);
+        std::process::exit(1);
+    });
+    helper::run_unwatched(task, |task: Task| match task {
         Task::Server { device } => serve(&device),
         Task::Client { device, smc, tcp, source } => {
             let source = source.open()?;
-            send(&device, &smc, &tcp, source)
+            send(&device, &smc, &tcp, source, &is_over)
         }
     })
 }
+
+/// How long a client may take for its last block and the end of its connection.
+const LAST_BLOCK: Duration = Duration::from_millis(300);
 
 fn report(message: DemoMessage) -> Result<(), CliError> {
     helper::send(&message).map_err(CliError::io("report"))
@@ -82,7 +98,7 @@ fn open(device: &PathBuf) -> Result<(Smc, String), CliError> {
     Ok((Smc::new(stack, Path::Any), gid))
 }
 
-fn first_gid(stack: &std::sync::Arc<Stack>) -> String {
+fn first_gid(stack: &Arc<Stack>) -> String {
     stack.devices().first().map(|(_, gid)| gid.to_string()).unwrap_or_default()
 }
 
@@ -105,6 +121,7 @@ fn send(
     smc_address: &str,
     tcp_address: &str,
     mut source: Reader,
+    is_over: &AtomicBool,
 ) -> Result<(), CliError> {
     let (smc, gid) = open(device)?;
     report(DemoMessage::Opened { gid })?;
@@ -128,11 +145,22 @@ fn send(
         bytes += block.len() as u64;
         report(DemoMessage::Progress(bytes))?;
     }
-    let smc = smc.finish().map_err(CliError::io("SMC"))?;
-    let tcp = tcp.finish().map_err(CliError::io("TCP"))?;
-    report(DemoMessage::Done { bytes, sent: exchange::hex(&hash.finalize()), smc, tcp })?;
-    stay()
+    let [by_smc, by_tcp] =
+        [smc.summary().map_err(CliError::io("SMC"))?, tcp.summary().map_err(CliError::io("TCP"))?];
+    let sent = exchange::hex(&hash.finalize());
+    report(DemoMessage::Done { bytes, sent, smc: by_smc, tcp: by_tcp })?;
+    drop(tcp);
+    let mut source = Source::Generated(u64::MAX).open()?;
+    while !is_over.load(Ordering::Relaxed) && source.next(&mut block)? {
+        smc.send(&block).map_err(CliError::io("SMC"))?;
+        report(DemoMessage::Block)?;
+        thread::sleep(BLOCK_PAUSE);
+    }
+    smc.finish().map_err(CliError::io("SMC"))
 }
+
+/// Pause between blocks that no time is taken of.
+const BLOCK_PAUSE: Duration = Duration::from_millis(5);
 
 /// Blocks of a [`Source`].
 enum Reader {

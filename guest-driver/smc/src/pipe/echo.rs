@@ -70,7 +70,8 @@ fn send_back(stream: &SmcStream) -> io::Result<()> {
     loop {
         let n = stream.recv(&mut buffer)?;
         if n == 0 {
-            return stream.shutdown(std::net::Shutdown::Write);
+            stream.shutdown(std::net::Shutdown::Write)?;
+            return stream.linger(super::LINGER);
         }
         let mut rest = buffer.get(..n).unwrap_or_default();
         while !rest.is_empty() {

@@ -18,7 +18,8 @@ use crate::{output, paths};
 pub(crate) const LISTEN: &str = "\
 Waits for a connection over SMC-D; then standard input goes to the peer and what the peer sends goes
 to standard output. At the end of the input it closes its direction of the connection. It ends when
-both directions are closed.
+both directions are closed. If the connection ends before the input does, or before the other end
+has read everything, that is an error, which says how much was sent.
 
 A connection that stays on TCP, because the client does not speak SMC or the handshake fails, is
 closed unless --tcp-ok is given.";
@@ -27,7 +28,9 @@ closed unless --tcp-ok is given.";
 pub(crate) const CONNECT: &str = "\
 Connects over SMC-D to a server that speaks it (\"smc listen\", or any program with an SmcListener);
 then standard input goes to the peer and what the peer sends goes to standard output. At the end of
-the input it closes its direction of the connection. It ends when both directions are closed.
+the input it closes its direction of the connection. It ends when both directions are closed. If the
+connection ends before the input does, or before the server has read everything, that is an error,
+which says how much was sent.
 
 Do not connect to an ordinary TCP server: it would take the SMC handshake for data.";
 
@@ -164,7 +167,7 @@ fn serve(stream: &SmcStream, peer: &str, common: &Common) -> Result<(), CliError
     }
     let failed = |source| CliError::Transfer { peer: peer.into(), source };
     stream.set_linger(Some(LINGER)).map_err(failed)?;
-    let moved = pump::both_ways(stream).map_err(failed)?;
+    let moved = pump::both_ways(stream, LINGER).map_err(failed)?;
     if common.verbose {
         output::note(&format!(
             "{peer}: {} bytes sent, {} bytes received",

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Standard input to the peer, and the peer to standard output, at the same time.
 
-use std::io::{self, Write};
+use std::io::{self, Write as _};
 use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use guest_driver::SmcStream;
@@ -22,25 +23,45 @@ pub(super) struct Moved {
     pub(super) received: u64,
 }
 
-/// Moves bytes both ways until both directions have ended.
+/// How the receiving direction has ended, for the sender.
+struct Over {
+    /// Signalled when the connection has ended: there is no use in waiting for input.
+    ended: EventFd,
+    /// Set before `ended` if bytes could not be received: there is no use in sending either.
+    failed: AtomicBool,
+}
+
+/// Moves bytes both ways until both directions have ended, and the peer has read everything.
 ///
 /// # Errors
-/// The connection failed, or standard input or output did.
-pub(super) fn both_ways(stream: &SmcStream) -> io::Result<Moved> {
+/// The connection failed, or cannot send although the input has more; the peer does not read for
+/// `timeout` after the end; or standard input or output failed.
+pub(super) fn both_ways(stream: &SmcStream, timeout: Duration) -> io::Result<Moved> {
     widen(io::stdin().as_fd());
     widen(io::stdout().as_fd());
-    // Signalled when the connection has ended: the rest of the input is not needed then.
-    let over = EventFd::new()?;
+    let over = Over { ended: EventFd::new()?, failed: AtomicBool::new(false) };
     let input = io::stdin();
     std::thread::scope(|scope| {
-        let sender = scope.spawn(|| send(input.as_fd(), stream, &over));
+        let sender = scope.spawn(|| {
+            let mut sent = 0;
+            (send(input.as_fd(), stream, &over, &mut sent), sent)
+        });
         let received = receive(stream);
         if received.is_err() || is_gone(stream) {
-            over.signal();
+            over.failed.store(received.is_err(), Ordering::Release);
+            over.ended.signal();
         }
-        let sent =
-            sender.join().unwrap_or_else(|_| Err(io::Error::other("the sending thread panicked")));
-        Ok(Moved { received: received?, sent: sent? })
+        let (end, sent) = sender
+            .join()
+            .unwrap_or_else(|_| (Err(io::Error::other("the sending thread panicked")), 0));
+        let both = received.and_then(|received| {
+            end?;
+            stream.linger(timeout)?;
+            Ok(Moved { received, sent })
+        });
+        both.map_err(|error| {
+            io::Error::new(error.kind(), format!("{error}, after {sent} bytes were sent"))
+        })
     })
 }
 
@@ -70,9 +91,10 @@ fn receive(stream: &SmcStream) -> io::Result<u64> {
     }
 }
 
-fn send(input: BorrowedFd<'_>, stream: &SmcStream, over: &EventFd) -> io::Result<u64> {
+/// Sends the input to its end, and counts in `sent`. An earlier end of the connection is an error:
+/// the peer has not got the rest.
+fn send(input: BorrowedFd<'_>, stream: &SmcStream, over: &Over, sent: &mut u64) -> io::Result<()> {
     let mut buf = vec![0u8; CHUNK];
-    let mut total = 0;
     while wait_for_input(input, stream, over)? {
         let n = retry(|| rustix::io::read(input, &mut buf))?;
         if n == 0 {
@@ -80,19 +102,18 @@ fn send(input: BorrowedFd<'_>, stream: &SmcStream, over: &EventFd) -> io::Result
             let _ = stream.shutdown(Shutdown::Write);
             break;
         }
-        let mut stream = stream;
-        match (&mut stream).write_all(buf.get(..n).unwrap_or_default()) {
-            Ok(()) => total += n as u64,
-            // The peer reads no more: this direction has ended.
-            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => break,
-            Err(error) => return Err(error),
+        let mut rest = buf.get(..n).unwrap_or_default();
+        while !rest.is_empty() {
+            let done = stream.send(rest)?;
+            *sent += done as u64;
+            rest = rest.get(done..).unwrap_or_default();
         }
     }
-    Ok(total)
+    Ok(())
 }
 
-/// `false`: the connection is over, whatever the input has.
-fn wait_for_input(input: BorrowedFd<'_>, stream: &SmcStream, over: &EventFd) -> io::Result<bool> {
+/// `false`: the connection is over, without pending input or without use for more input.
+fn wait_for_input(input: BorrowedFd<'_>, stream: &SmcStream, over: &Over) -> io::Result<bool> {
     let pause = Timespec {
         tv_sec: CHECK_INTERVAL.as_secs() as i64,
         tv_nsec: CHECK_INTERVAL.subsec_nanos().into(),
@@ -100,7 +121,7 @@ fn wait_for_input(input: BorrowedFd<'_>, stream: &SmcStream, over: &EventFd) -> 
     loop {
         let mut fds = [
             PollFd::from_borrowed_fd(input, PollFlags::IN),
-            PollFd::from_borrowed_fd(over.as_fd(), PollFlags::IN),
+            PollFd::from_borrowed_fd(over.ended.as_fd(), PollFlags::IN),
         ];
         match poll(&mut fds, Some(&pause)) {
             Ok(0) if is_gone(stream) => return Ok(false),
@@ -108,12 +129,12 @@ fn wait_for_input(input: BorrowedFd<'_>, stream: &SmcStream, over: &EventFd) -> 
             Ok(_) => {}
             Err(error) => return Err(error.into()),
         }
-        let [input, over] = fds.map(|fd| !fd.revents().is_empty());
-        if over {
+        let [input, ended] = fds.map(|fd| !fd.revents().is_empty());
+        if ended && over.failed.load(Ordering::Acquire) {
             return Ok(false);
         }
-        if input {
-            return Ok(true);
+        if input || ended {
+            return Ok(input);
         }
     }
 }
