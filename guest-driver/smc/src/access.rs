@@ -99,8 +99,8 @@ mod tests {
 
     #[test]
     fn the_first_closed_directory_is_named_and_not_the_socket() {
-        let top = std::env::temp_dir().join(format!("smc-access-{}", std::process::id()));
-        let closed = top.join("closed");
+        let top = smc_test_support::TestDir::new();
+        let closed = top.path("closed");
         std::fs::create_dir_all(&closed).unwrap();
         let socket = closed.join("any.sock");
         let _listener = UnixListener::bind(&socket).unwrap();
@@ -115,7 +115,6 @@ mod tests {
         let Obstacle { says, grant } = obstacle_for(&socket, not_written).unwrap();
         assert!(says.contains("you may not write it"), "{says}");
         assert!(grant.is_some());
-        std::fs::remove_dir_all(&top).unwrap();
     }
 
     #[test]

@@ -124,7 +124,7 @@ fn entries(settings: &Settings) -> Vec<Entry> {
         entry("always", "always", None, &settings.always, "none"),
         entry("buffer", "buffer", None, &number(buffer), "256K for \"smc run\", else 512K"),
         entry("spin-us", "spin_us", None, &number(settings.spin_us), "50"),
-        entry("outlive-device", "outlive_device", None, &switch(settings.outlive_device), "false"),
+        entry("outlive-device", "outlive_device", None, &switch(settings.outlive_device), "true"),
         entry("stay-on-tcp", "stay_on_tcp", None, &switch(settings.stay_on_tcp), "false"),
     ]
 }

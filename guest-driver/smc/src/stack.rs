@@ -70,7 +70,7 @@ pub(crate) struct StackArgs {
     /// same. This holds between processes and virtual machines of one host, and for SMC-R of release
     /// 2.1; "--outlive-device=false" switches it off.
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true,
-          default_value = "false", default_missing_value = "true", action = ArgAction::Set)]
+          default_value = "true", default_missing_value = "true", action = ArgAction::Set)]
     pub(crate) outlive_device: bool,
 
     /// Have connections that have left their device stay on TCP when it is there again. SMC-R does so

@@ -71,37 +71,17 @@ pub(super) fn open_to_others(program: &Path) -> Option<&Path> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::path::PathBuf;
-
-    struct Place(PathBuf);
-
-    impl Place {
-        fn new(name: &str) -> Place {
-            let path = std::env::temp_dir().join(format!("smc-cdi-{name}-{}", std::process::id()));
-            std::fs::create_dir_all(&path).unwrap();
-            Place(path)
-        }
-
-        fn path(&self) -> &Path {
-            &self.0
-        }
-    }
-
-    impl Drop for Place {
-        fn drop(&mut self) {
-            let _ = std::fs::remove_dir_all(&self.0);
-        }
-    }
+    use smc_test_support::TestDir;
 
     #[test]
     fn a_pool_with_something_beside_it_is_refused() {
-        let place = Place::new("alone");
-        let pool = place.path().join("any.sock");
+        let place = TestDir::new();
+        let pool = place.path("any.sock");
         assert!(is_alone(&pool).is_ok(), "not there yet");
-        assert!(is_alone(&place.path().join("nodir/any.sock")).is_ok());
+        assert!(is_alone(&place.path("nodir/any.sock")).is_ok());
         std::fs::write(&pool, "").unwrap();
         assert!(is_alone(&pool).is_ok());
-        std::fs::write(place.path().join("management\u{1b}.sock"), "").unwrap();
+        std::fs::write(place.path("management\u{1b}.sock"), "").unwrap();
         let refused = is_alone(&pool).unwrap_err().to_string();
         assert!(refused.contains("\"management\\u{1b}.sock\""), "{refused}");
         let refused = is_alone(&pool.join("x")).unwrap_err().to_string();
@@ -110,8 +90,8 @@ mod tests {
 
     #[test]
     fn what_is_no_pool_is_refused() {
-        let place = Place::new("pool");
-        let socket = place.path().join("any.sock");
+        let place = TestDir::new();
+        let socket = place.path("any.sock");
         let refused = || is_pool(&socket).unwrap_err().to_string();
         assert!(refused().contains("no daemon listens there"), "{}", refused());
         std::fs::write(&socket, "").unwrap();
@@ -126,8 +106,8 @@ mod tests {
     #[test]
     fn a_program_that_others_can_change_is_found() {
         use std::os::unix::fs::PermissionsExt;
-        let place = Place::new("open");
-        let program = place.path().join("smc");
+        let place = TestDir::new();
+        let program = place.path("smc");
         std::fs::write(&program, "").unwrap();
         let with_mode = |path: &Path, mode| {
             std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
@@ -138,8 +118,8 @@ mod tests {
         let is_root = std::fs::metadata(&program).unwrap().uid() == 0;
         if is_root {
             assert_eq!(open_to_others(&program), None);
-            with_mode(place.path(), 0o777);
-            assert_eq!(open_to_others(&program), Some(place.path()));
+            with_mode(&place, 0o777);
+            assert_eq!(open_to_others(&program), Some(&*place));
         }
     }
 }

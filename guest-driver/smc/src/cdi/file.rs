@@ -63,7 +63,8 @@ mod tests {
 
     #[test]
     fn a_file_that_cannot_be_written_leaves_the_old_one_and_nothing_else() {
-        let place = std::env::temp_dir().join(format!("smc-cdi-file-{}", std::process::id()));
+        let own = smc_test_support::TestDir::new();
+        let place = own.path("cdi");
         let file = place.join("a/b.json");
         write(&file, b"old").unwrap();
         for path in [&file, &place, &place.join("a")] {
@@ -77,6 +78,5 @@ mod tests {
         write(&file, b"new").unwrap();
         assert_eq!(fs::read(&file).unwrap(), b"new");
         assert_eq!(fs::read_dir(place.join("a")).unwrap().count(), 1);
-        fs::remove_dir_all(&place).unwrap();
     }
 }

@@ -113,17 +113,14 @@ impl StepReport {
     /// # Errors
     /// A value JSON cannot represent; there is none.
     pub(super) fn json(&self, host: &str, port: u16, result: Outcome) -> Result<String, CliError> {
-        let report = CheckReport {
+        output::json(&CheckReport {
             host,
             port,
             result,
             steps: &self.steps,
             connection: self.connection.as_ref(),
             reason: self.reason.as_ref(),
-        };
-        let text = serde_json::to_string(&report)
-            .map_err(|error| CliError::Output(std::io::Error::other(error)))?;
-        Ok(text + "\n")
+        })
     }
 }
 

@@ -50,14 +50,17 @@ pub(super) fn all(
     let list: Vec<_> = addresses.iter().map(|address| address.ip().to_string()).collect();
     report.step("name", StepStatus::Ok, format!("{} is {}", server.host, list.join(", ")))?;
     let stack = offer(config, &device, args.step_timeout(), report)?;
-    let outcome = match connect(&stack, &addresses, args, report)? {
-        None => Outcome::None,
-        Some((tcp, answered)) => shake_hands(&stack, tcp, answered, args, report)?,
+    let (outcome, answered) = match connect(&stack, &addresses, args, report)? {
+        None => (Outcome::None, None),
+        Some((tcp, answered)) => (shake_hands(&stack, tcp, answered, args, report)?, answered),
     };
     let says = match outcome {
         Outcome::Smc => "a connection would be SMC",
         Outcome::Tcp => "a connection would be TCP",
         Outcome::None => "there is no connection",
+        Outcome::Unknown if answered.is_none() => {
+            "not known: this end cannot ask the server; \"--propose always\" tries it"
+        }
         Outcome::Unknown => {
             "clients that ask by TCP option 254 would be TCP; \"smc connect\" and clients that --peer \
              names the server to do not ask, and for them it is not known"
@@ -185,11 +188,11 @@ fn option(
                 "the server did not answer TCP option 254: clients that use the option stay on TCP";
             (StepStatus::No, Some(false), says.to_owned())
         }
-        ClientAction::UseTcp(TcpReason::Policy) => (
-            StepStatus::No,
-            None,
-            "the policy selects TCP, so this end did not send the option".to_owned(),
-        ),
+        ClientAction::UseTcp(TcpReason::Policy) => {
+            report.reason = Some(Reason::of(&Fallback::Policy));
+            let says = "the policy selects TCP, so this end did not send the option";
+            (StepStatus::No, None, says.to_owned())
+        }
         ClientAction::Propose { awaited: false } if rendezvous == Some(RendezvousArg::Off) => {
             (StepStatus::Unknown, None, "this end does not ask (--rendezvous off)".to_owned())
         }
@@ -216,9 +219,10 @@ fn shake_hands(
                 (Fallback::from(FallbackReason::PeerNotSmc), Outcome::Unknown)
             }
             Some(false) => (Fallback::from(FallbackReason::PeerNotSmc), Outcome::Tcp),
+            _ if report.reason.is_some() => (Fallback::Policy, Outcome::Tcp),
             _ => {
                 let why = "whether the server speaks SMC is not known";
-                (Fallback::NoRendezvous(why.into()), Outcome::Tcp)
+                (Fallback::NoRendezvous(why.into()), Outcome::Unknown)
             }
         };
         let says = match answered {

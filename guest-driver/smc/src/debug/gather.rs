@@ -73,22 +73,38 @@ pub(super) static FILES: &[ReportFile] = &[
     ),
 ];
 
+/// The source of a file of the archive. Text is not in memory yet.
+pub(super) enum Output {
+    /// The output of a command, errors included, and its exit status.
+    Printed(io::Result<(File, String)>),
+    Files(&'static [&'static str]),
+}
+
 impl ReportFile {
-    /// The text, or why there is none.
-    pub(super) fn read(&self) -> String {
+    /// Runs the command of the file, if any.
+    pub(super) fn gather(&self) -> Output {
         let program = || std::env::current_exe().unwrap_or_else(|_| "smc".into());
+        let run = |mut command: Command, args: &[&str]| {
+            command.args(args);
+            Output::Printed(ended(command))
+        };
         match &self.from {
-            From::Smc(args) => {
-                let mut command = Command::new(program());
-                command.args(*args);
-                of_command(command)
+            From::Smc(args) => run(Command::new(program()), args),
+            From::Program(name, args) => run(Command::new(name), args),
+            From::Files(paths) => Output::Files(paths),
+        }
+    }
+}
+
+impl Output {
+    /// The text, or why there is none.
+    pub(super) fn text(self) -> String {
+        let printed = |(file, how): (File, String)| Ok(format!("{}\n({how})\n", text_of(file)?));
+        match self {
+            Output::Printed(result) => {
+                result.and_then(printed).unwrap_or_else(|error| format!("({error})\n"))
             }
-            From::Program(name, args) => {
-                let mut command = Command::new(name);
-                command.args(*args);
-                of_command(command)
-            }
-            From::Files(paths) => {
+            Output::Files(paths) => {
                 let one = |path: &&str| format!("==> {path}\n{}\n", of_file(path));
                 paths.iter().map(one).collect()
             }
@@ -109,15 +125,8 @@ fn text_of(file: File) -> io::Result<String> {
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// What a command prints, errors included, and how it ends.
-fn of_command(command: Command) -> String {
-    match ended(command) {
-        Ok((text, how)) => format!("{text}\n({how})\n"),
-        Err(error) => format!("({error})\n"),
-    }
-}
-
-fn ended(mut command: Command) -> io::Result<(String, String)> {
+/// The output of a command, errors included, and its exit status.
+fn ended(mut command: Command) -> io::Result<(File, String)> {
     let mut printed = File::from(memfd_create("smc-debug", MemfdFlags::CLOEXEC)?);
     command.stdin(Stdio::null());
     command.stdout(printed.try_clone()?).stderr(printed.try_clone()?);
@@ -135,7 +144,7 @@ fn ended(mut command: Command) -> io::Result<(String, String)> {
         std::thread::sleep(Duration::from_millis(10));
     };
     printed.rewind()?;
-    Ok((text_of(printed)?, how))
+    Ok((printed, how))
 }
 
 #[cfg(test)]
@@ -146,8 +155,9 @@ mod tests {
     fn what_cannot_be_had_says_why() {
         let mut command = Command::new("sh");
         command.args(["-c", "echo out; echo error >&2; exit 3"]);
-        assert_eq!(of_command(command), "out\nerror\n\n(exit status: 3)\n");
-        assert!(of_command(Command::new("/nonexistent")).contains("No such file"));
+        let text = |command| Output::Printed(ended(command)).text();
+        assert_eq!(text(command), "out\nerror\n\n(exit status: 3)\n");
+        assert!(text(Command::new("/nonexistent")).contains("No such file"));
         assert!(of_file("/nonexistent").contains("No such file"));
     }
 }

@@ -3,7 +3,6 @@
 
 mod gather;
 mod mask;
-mod tar;
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -19,8 +18,8 @@ use mask::Mask;
 
 /// Help of `smc debug`.
 pub(crate) const LONG_ABOUT: &str = "\
-Writes an archive (tar) of text files for somebody who helps: versions, the settings in force, what
-\"smc doctor\", \"smc stat\" and \"smc devices\" say, the configuration and the last lines of the log of the
+Writes an archive (tar) of text files for a bug report: versions, the settings in force, the output of
+\"smc doctor\", \"smc stat\" and \"smc devices\", the configuration and the last lines of the log of the
 daemon, and facts of the kernel and this machine.
 
 It has names of programs, addresses and ports of connections, and paths. It has no byte of a connection
@@ -80,14 +79,24 @@ pub(crate) fn run(args: &DebugArgs) -> Result<(), CliError> {
 }
 
 fn write(
-    out: &mut impl Write,
+    out: impl Write,
     (directory, now): (&str, u64),
     text: &mut impl FnMut(String) -> String,
 ) -> io::Result<()> {
-    for file in gather::FILES {
-        let found = text(file.read());
-        tar::append(out, &format!("{directory}/{}", file.name), now, found.as_bytes())?;
-    }
-    tar::end(out)?;
-    out.flush()
+    let mut archive = tar::Builder::new(out);
+    // Run the commands in parallel: each may wait for unresponsive processes.
+    std::thread::scope(|scope| {
+        let begin = |file: &'static gather::ReportFile| (file.name, scope.spawn(|| file.gather()));
+        let begun: Vec<_> = gather::FILES.iter().map(begin).collect();
+        begun.into_iter().try_for_each(|(name, thread)| {
+            let found = thread.join().map_or_else(|_| String::new(), gather::Output::text);
+            let found = text(found);
+            let mut header = tar::Header::new_ustar();
+            header.set_mode(0o600);
+            header.set_mtime(now);
+            header.set_size(found.len() as u64);
+            archive.append_data(&mut header, format!("{directory}/{name}"), found.as_bytes())
+        })
+    })?;
+    archive.into_inner()?.flush()
 }

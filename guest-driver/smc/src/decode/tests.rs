@@ -168,11 +168,11 @@ fn a_capture_gives_announcements_messages_and_what_is_missing() {
 
 #[test]
 fn a_capture_file_is_taken_by_name_and_a_cut_one_is_printed_as_far_as_it_goes() {
-    let path = std::env::temp_dir().join(format!("smc-decode-{}.pcap", std::process::id()));
+    let own = smc_test_support::TestDir::new();
+    let path = own.path("cut.pcap");
     let file = capture();
     std::fs::write(&path, &file[..file.len() - 1]).unwrap();
     let (text, result) = decode(args(&[path.to_str().unwrap()], false), b"");
-    std::fs::remove_file(&path).unwrap();
     assert!(matches!(result, Err(DecodeError::Capture(_))), "{result:?}");
     assert!(text.contains("frame 4, 10.9.0.2:5000 > 10.9.0.1:40000\nCLC Decline"), "{text}");
     assert!(text.ends_with("8 frames, 3 messages, 0 refused\n"), "{text}");

@@ -53,7 +53,8 @@ fn inspect(address: PciAddress, binding: &Binding) -> DeviceReport {
         driver: driver(binding).map(Into::into),
         ..DeviceReport::default()
     };
-    let wanted = SetupOptions { move_queues: 1, guest_memory: PROBE_MEMORY, leaves: false };
+    let wanted =
+        SetupOptions { move_queues: 1, guest_memory: PROBE_MEMORY, leaves: false, owner: None };
     match pci::open(address, wanted) {
         Ok((running, interrupts)) => {
             device.interrupts = Some(interrupts.to_string());

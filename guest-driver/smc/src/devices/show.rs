@@ -13,7 +13,7 @@ use crate::output;
 
 /// Prints the list of devices as JSON.
 pub(super) fn json(devices: &[DeviceReport]) -> Result<(), CliError> {
-    output::print(&as_json(&devices)?)
+    output::print(&output::json(&devices)?)
 }
 
 /// Prints devices and RNICs as one JSON object.
@@ -27,7 +27,7 @@ pub(super) fn json_of_both(
         rnics: rnics.as_deref().unwrap_or_default(),
         no_rdma: rnics.as_ref().err(),
     };
-    output::print(&as_json(&lists)?)
+    output::print(&output::json(&lists)?)
 }
 
 /// Prints everything for people.
@@ -54,12 +54,6 @@ struct DeviceLists<'a> {
     rnics: &'a [RnicReport],
     /// Why there are no RNICs.
     no_rdma: Option<&'a String>,
-}
-
-fn as_json(value: &impl Serialize) -> Result<String, CliError> {
-    let text = serde_json::to_string(value)
-        .map_err(|error| CliError::Output(std::io::Error::other(error)))?;
-    Ok(text + "\n")
 }
 
 fn as_text(devices: &[DeviceReport]) -> String {
@@ -165,7 +159,7 @@ mod tests {
     #[test]
     fn a_machine_without_devices_says_so_and_lists_nothing() {
         assert!(as_text(&[]).contains("no virtio-ism PCI device"));
-        assert_eq!(as_json(&Vec::<DeviceReport>::new()).unwrap(), "[]\n");
+        assert_eq!(output::json(&Vec::<DeviceReport>::new()).unwrap(), "[]\n");
     }
 
     #[test]
@@ -206,7 +200,8 @@ mod tests {
             text.contains("in use\n") && text.contains("cannot be used: it is bound"),
             "{text}"
         );
-        let json = as_json(&[DeviceReport { in_use: true, ..DeviceReport::default() }]).unwrap();
+        let json =
+            output::json(&[DeviceReport { in_use: true, ..DeviceReport::default() }]).unwrap();
         assert!(json.contains("\"in_use\":true"), "{json}");
     }
 

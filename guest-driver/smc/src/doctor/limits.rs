@@ -5,9 +5,9 @@ use rustix::process::{Resource, getrlimit};
 
 use super::{Finding, Status};
 
-/// Descriptors of fewer connections are used up soon: a polled connection has three.
-const FEW_DESCRIPTORS: u64 = 4096;
-/// Memory that a stack of a virtual machine or with RDMA pins, bytes.
+/// A process with a lower limit gets no device.
+const FEW_DESCRIPTORS: u64 = 256;
+/// Memory pinned by a stack in a virtual machine or with RDMA, bytes.
 const PINNED: u64 = 64 << 20;
 
 /// The findings about each limit.
@@ -29,8 +29,8 @@ fn descriptors(limit: Option<u64>) -> Finding {
             Finding::new(NAME, Status::Ok, format!("{limit} for each process"))
         }
         Some(limit) => {
-            let says = format!("{limit} for each process; a polled connection takes three");
-            Finding::new(NAME, Status::No, says).grant("ulimit -n 65536")
+            let says = format!("{limit} for each process, which leaves no room for a device");
+            Finding::new(NAME, Status::No, says).grant("ulimit -n 1024")
         }
     }
 }
@@ -66,9 +66,9 @@ mod tests {
 
     #[test]
     fn small_limits_come_with_the_command_that_raises_them() {
-        assert_eq!(descriptors(Some(1024)).grant.as_deref(), Some("ulimit -n 65536"));
+        assert_eq!(descriptors(Some(255)).grant.as_deref(), Some("ulimit -n 1024"));
         assert_eq!(pinned(Some(8 << 20)).grant.as_deref(), Some("ulimit -l unlimited"));
-        for fine in [descriptors(None), descriptors(Some(4096)), pinned(None)] {
+        for fine in [descriptors(None), descriptors(Some(1024)), pinned(None)] {
             assert_eq!(fine.status, Status::Ok);
         }
     }

@@ -187,7 +187,7 @@ mod tests {
 
     #[test]
     fn every_command_that_is_shown_has_a_page() {
-        let dir = std::env::temp_dir().join(format!("smc-man-{}", std::process::id()));
+        let dir = smc_test_support::TestDir::new();
         write(&dir, command()).unwrap();
         let mut names: Vec<_> = std::fs::read_dir(&dir)
             .unwrap()
@@ -196,7 +196,6 @@ mod tests {
         names.sort();
         assert_eq!(names, ["smc-stat.1", "smc.1"]);
         let page = std::fs::read_to_string(dir.join("smc-stat.1")).unwrap();
-        std::fs::remove_dir_all(&dir).unwrap();
         assert!(page.contains("Show what a daemon counts"), "{page}");
     }
 

@@ -129,7 +129,7 @@ pub(crate) struct RunArgs {
     /// same. This holds between processes and virtual machines of one host, and for SMC-R of release
     /// 2.1; "--outlive-device=false" switches it off.
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true,
-          default_value = "false", default_missing_value = "true", action = ArgAction::Set)]
+          default_value = "true", default_missing_value = "true", action = ArgAction::Set)]
     outlive_device: bool,
 
     /// Have connections stay on TCP when the device they left is there again. SMC-R does so in any

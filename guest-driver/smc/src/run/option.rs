@@ -4,7 +4,7 @@
 use std::ffi::OsString;
 use std::process::Command;
 
-use smc_rendezvous::{Policy, Rendezvous};
+use smc_rendezvous::{Policy, PolicyError, Rendezvous};
 
 use super::RunArgs;
 use crate::error::CliError;
@@ -25,7 +25,13 @@ pub(super) fn pass_on(
     let mut options = smc_rendezvous::Options::default();
     command.env_remove("SMC_RUN_POLICY");
     if let Some(file) = &args.policy {
-        options.policy = Policy::load(file).map_err(|error| failed(error.to_string()))?;
+        options.policy = Policy::load(file).map_err(|error| {
+            failed(match error {
+                PolicyError::File { .. } => error.to_string(),
+                // The error has the line, but not the file.
+                _ => format!("{}: {error}", file.display()),
+            })
+        })?;
         let file = std::path::absolute(file).unwrap_or_else(|_| file.clone());
         command.env("SMC_RUN_POLICY", file);
     }
@@ -47,8 +53,14 @@ pub(super) fn pass_on(
             std::mem::forget(passed);
         }
         Err(why) => {
+            let name = name.to_string_lossy();
+            if args.rendezvous == RendezvousArg::Auto && args.peer.is_empty() {
+                crate::output::note(&format!(
+                    "smc run: connections that {name} makes are TCP, for no --peer names a server and \
+                     there is no TCP option 254: {why} (see \"smc doctor\")"
+                ));
+            }
             if args.rendezvous == RendezvousArg::Required {
-                let name = name.to_string_lossy();
                 if args.strict {
                     return Err(failed(format!("no TCP option 254: {why}")));
                 }
