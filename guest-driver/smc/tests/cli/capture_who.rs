@@ -124,7 +124,7 @@ fn a_second_capture_ends_the_first_which_says_so() {
 /// Both have process 1, whose socket has the same name.
 #[test]
 fn root_captures_two_containers_at_once() {
-    let output = in_empty_run(&format!(
+    let Some(output) = in_empty_run(&format!(
         r#"{SERVICE}
         mount -t proc proc /proc
         cp "$SMC" /run/inside
@@ -132,24 +132,24 @@ fn root_captures_two_containers_at_once() {
             unshare --mount --pid --fork --kill-child --mount-proc sh -c '
                 mkdir -p /run/user/7 && mount -t tmpfs none /run/user/7
                 export XDG_RUNTIME_DIR=/run/user/7
-                exec /run/inside listen -v 127.0.0.1:'$1 </dev/null >/run/$1.got 2>/run/$1.log &
-            for n in $(seq 600); do grep -q listening /run/$1.log && break || sleep 0.05; done
+                exec /run/inside listen -v 127.0.0.1:0' </dev/null >/run/$1.got 2>/run/$1.log &
+            for n in $(seq 2400); do grep -q listening /run/$1.log && break || sleep 0.05; done
+            port=$(sed -n 's/.*127.0.0.1:\([0-9]*\).*/\1/p' /run/$1.log | head -1)
         }}
-        container 7001
-        container 7002
-        mkfifo /run/7001.in /run/7002.in
-        for port in 7001 7002; do
-            "$SMC" connect -v 127.0.0.1:$port </run/$port.in >/run/$port.back 2>/run/$port.side &
+        mkfifo /run/one.in /run/two.in
+        for name in one two; do
+            container $name
+            "$SMC" connect -v 127.0.0.1:$port </run/$name.in >/run/$name.back 2>/run/$name.side &
         done
-        exec 8>/run/7001.in 9>/run/7002.in
-        say() {{ echo "$1 to 7001" >&8; echo "$1 to 7002" >&9; }}
+        exec 8>/run/one.in 9>/run/two.in
+        say() {{ echo "$1 to one" >&8; echo "$1 to two" >&9; }}
         await() {{
-            for n in $(seq 400); do say $1 || break; sleep 0.05; eval "$2" && return; done
+            for n in $(seq 2400); do say $1 || break; sleep 0.05; eval "$2" && return; done
             cat /run/*.log /run/*.side
             exit 1
         }}
-        has_both() {{ grep -qa "$1 to 7001" $2 && grep -qa "$1 to 7002" $2; }}
-        await hello 'has_both hello "/run/7001.got /run/7002.got"'
+        has_both() {{ grep -qa "$1 to one" $2 && grep -qa "$1 to two" $2; }}
+        await hello 'has_both hello "/run/one.got /run/two.got"'
         "$SMC" capture --all -w /run/first --process inside 2>/run/first.log &
         await first 'has_both first /run/first'
         "$SMC" capture --all -w /run/second --process inside 2>/run/second.log &
@@ -158,7 +158,9 @@ fn root_captures_two_containers_at_once() {
         [ ! -s /run/second.log ]
         echo captured
         "#
-    ));
+    )) else {
+        return;
+    };
     let said = (text(&output.stdout), text(&output.stderr));
     assert!(said.0.ends_with("captured\n"), "{said:?}");
 }

@@ -94,6 +94,29 @@ fn a_server_without_smc_is_sent_one_message_and_nothing_more() {
 }
 
 #[test]
+fn a_server_whose_declines_are_wrong_is_tested_and_not_taken_for_one_without_smc() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    // The thread ends with the test.
+    std::thread::spawn(move || {
+        for mut client in listener.incoming().flatten() {
+            let mut decline = [0; 28];
+            decline[..8].copy_from_slice(&[0xe2, 0xd4, 0xc3, 0xd9, 4, 0, 28, 0x10]);
+            decline[16..20].copy_from_slice(&[3, 3, 0, 0]);
+            decline[24..].copy_from_slice(b"oops");
+            let _ = std::io::Read::read(&mut client, &mut [0; 1024]);
+            let _ = std::io::Write::write_all(&mut client, &decline);
+        }
+    });
+    let one = "server-decline-own-v1";
+    let output = run(&["conform", "--level", "clc", "--json", "-", "--only", one, &address]);
+    let said = text(&output.stderr);
+    assert!(!said.contains("does not speak SMC"), "{said}");
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(named(&report, "FAIL"), [one], "{report}");
+}
+
+#[test]
 fn the_cases_are_listed_and_those_of_a_directory_are_added() {
     let output = run(&["conform", "--list"]);
     let listed = text(&output.stdout);

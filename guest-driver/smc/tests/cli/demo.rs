@@ -27,6 +27,8 @@ fn the_demo_explains_its_steps_and_leaves_nothing() {
         "SHA-256 of what came back: the same",
         "the handshake, and nothing since",
         "round trip, 64 B",
+        "was killed, and the connection went on",
+        "in shared memory again",
     ] {
         assert!(story.contains(words), "{words:?} is not in\n{story}");
     }

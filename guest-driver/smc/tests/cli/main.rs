@@ -12,6 +12,7 @@ mod every_command;
 mod files;
 mod first_hour;
 mod help;
+mod hostile;
 mod load_check;
 mod pages;
 mod perf;

@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use crate::support::{Fabric, text};
 
 /// Pages of `docs` whose blocks of kind "console" are run. A line after "$ " is a command.
-const PAGES: [&str; 1] = ["troubleshooting.md"];
+const PAGES: [&str; 1] = ["when-it-is-tcp.md"];
 
 fn docs() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../docs")

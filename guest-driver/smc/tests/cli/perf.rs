@@ -97,6 +97,21 @@ fn one_measure_is_a_table_and_a_plot() {
 }
 
 #[test]
+fn connections_bound_to_their_device_are_measured_beside_others() {
+    let arguments = ["--json", "--bound", "--runs", "1", "--seconds", "0.02"];
+    let rows = rows(&[&["perf", "bulk", "memory", "--connections", "20"], &arguments[..]].concat());
+    let value = |name: &str, key: &str| {
+        let row = rows.iter().find(|row| row["measure"] == name);
+        row.unwrap_or_else(|| panic!("{rows:?}"))[key].as_f64()
+    };
+    let ratio = value("bulk_window", "bound_ratio").unwrap();
+    let expected = value("bulk_window", "smc").unwrap() / value("bulk_window", "bound").unwrap();
+    assert!((expected / ratio - 1.0).abs() < 0.001, "{rows:?}");
+    assert_eq!(value("bulk_move", "bound"), None, "the window is measured, not moves");
+    assert!(value("memory_bound_connection_server", "smc").unwrap() < 1e6, "{rows:?}");
+}
+
+#[test]
 fn memory_is_measured_with_a_hundred_devices() {
     let rows = rows(&["perf", "memory", "--json", "--connections", "20"]);
     let value = |name: &str| {

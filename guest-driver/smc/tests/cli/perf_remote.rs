@@ -4,7 +4,6 @@
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpStream;
 use std::process::{Child, Output, Stdio};
-use std::time::Duration;
 
 use serde_json::{Value, json};
 
@@ -56,7 +55,7 @@ impl Control {
     /// Connected, and greeted.
     fn open(address: &str) -> Control {
         let stream = TcpStream::connect(address).unwrap();
-        stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        stream.set_read_timeout(Some(smc_test_support::TIMEOUT)).unwrap();
         let mut control = Control { lines: BufReader::new(stream) };
         assert_eq!(control.receive()["hello"]["version"], 4);
         control
@@ -134,7 +133,7 @@ fn a_table_names_fabric_and_gids_and_a_plot_is_drawn() {
     let fabric = Fabric::start("remote-table");
     // On every address, of IPv6 too.
     let (_server, address) = serve_on(&fabric, "0");
-    let plot = std::env::temp_dir().join(format!("smc-far-{}.svg", std::process::id()));
+    let plot = fabric.directory().join("far.svg");
     let file = plot.display().to_string();
     let output = measure(&fabric, &address, &["bulk", "rtt", "--plot", &file]);
     assert!(output.status.success(), "{}", text(&output.stderr));
@@ -143,7 +142,6 @@ fn a_table_names_fabric_and_gids_and_a_plot_is_drawn() {
         assert!(table.contains(words), "{words:?} is not in\n{table}");
     }
     assert!(std::fs::read_to_string(&plot).unwrap().starts_with("<svg"));
-    std::fs::remove_file(&plot).unwrap();
 }
 
 #[test]

@@ -3,9 +3,9 @@
 
 use std::io::{Read, Write};
 use std::net::TcpListener;
-use std::process::Stdio;
+use std::process::{Output, Stdio};
 
-use crate::support::{Fabric, Running, text};
+use crate::support::{Dir, Fabric, Running, text};
 
 fn data(len: u32, seed: u32) -> Vec<u8> {
     (0..len).map(|i| (i.wrapping_mul(2654435761).wrapping_add(seed) >> 13) as u8).collect()
@@ -59,6 +59,75 @@ fn the_last_bytes_arrive_although_the_reader_is_slow_and_the_writer_done() {
     assert!(client.status.success(), "{}", text(&client.stderr));
     let got = reader.join().unwrap();
     assert!(got == sent, "{} bytes", got.len());
+}
+
+/// The end of a connection whose receiver has finished its own direction before.
+#[derive(Clone, Copy, Debug)]
+enum Fault {
+    ReceiverKilled,
+    DaemonKilled,
+}
+
+/// Sends `input` to a receiver with a fault after `read` bytes. Returns the sender's output.
+fn sender_after(fault: Fault, name: &str, input: Stdio, read: usize) -> Output {
+    let mut fabric = Fabric::start(name);
+    let (mut server, port, _log) = fabric.listen(&["--outlive-device=false"]);
+    drop(server.0.stdin.take());
+    let mut command = fabric.smc(&["connect", "127.0.0.1", &port.to_string()]);
+    command.stdin(input).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let client = command.spawn().unwrap();
+    let mut bytes = vec![0; read];
+    server.0.stdout.as_mut().unwrap().read_exact(&mut bytes).unwrap();
+    match fault {
+        Fault::ReceiverKilled => server.0.kill().unwrap(),
+        Fault::DaemonKilled => fabric.kill_daemon(),
+    }
+    client.wait_with_output().unwrap()
+}
+
+#[test]
+fn a_sender_whose_connection_ends_before_its_input_fails_and_says_how_much_was_sent() {
+    for fault in [Fault::ReceiverKilled, Fault::DaemonKilled] {
+        let endless = std::fs::File::open("/dev/zero").unwrap();
+        let end = sender_after(fault, "cut", endless.into(), 1 << 20);
+        let said = text(&end.stderr);
+        assert_eq!(end.status.code(), Some(1), "{fault:?}: {said}");
+        let sent = said.split(" after ").nth(1).and_then(|rest| rest.split(' ').next());
+        let sent: u64 = sent.and_then(|sent| sent.parse().ok()).unwrap_or_else(|| panic!("{said}"));
+        assert!(sent >= 1 << 20, "{fault:?}: {said}");
+    }
+}
+
+#[test]
+fn a_transfer_goes_on_when_the_daemon_is_killed() {
+    let mut fabric = Fabric::start("killed");
+    let (mut server, port, _log) = fabric.listen(&[]);
+    drop(server.0.stdin.take());
+    let (dir, sent) = (Dir::new("killed-input"), data(8_000_000, 5));
+    std::fs::write(dir.path("input"), &sent).unwrap();
+    let mut command = fabric.smc(&["connect", "-v", "127.0.0.1", &port.to_string()]);
+    command.stdin(std::fs::File::open(dir.path("input")).unwrap());
+    let client = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut stdout = server.0.stdout.take().unwrap();
+    let mut got = vec![0; 1 << 20];
+    stdout.read_exact(&mut got).unwrap();
+    fabric.kill_daemon();
+    stdout.read_to_end(&mut got).unwrap();
+    assert!(got == sent, "{} bytes", got.len());
+    let client = client.wait_with_output().unwrap();
+    let said = text(&client.stderr);
+    assert!(client.status.success() && said.contains("SMC-D v2.1"), "{said}");
+    assert!(server.0.wait().unwrap().success());
+}
+
+#[test]
+fn a_sender_whose_last_bytes_nobody_has_read_fails() {
+    // More than the pipe and the receiver's buffer hold, but less than with the ring.
+    let file = Dir::new("unread");
+    std::fs::write(file.path("input"), data(900_000, 4)).unwrap();
+    let input = std::fs::File::open(file.path("input")).unwrap();
+    let end = sender_after(Fault::ReceiverKilled, "unread-fabric", input.into(), 1);
+    assert_eq!(end.status.code(), Some(1), "{}", text(&end.stderr));
 }
 
 #[test]

@@ -88,6 +88,48 @@ fn a_connection_that_a_program_makes_is_listed_with_its_reason() {
     }
 }
 
+/// A program's value in `smc stat metrics`, by the start of the line.
+fn metric(fabric: &Fabric, start: &str) -> Option<u64> {
+    let all = text(&fabric.smc(&["stat", "metrics"]).output().unwrap().stdout);
+    let line = all.lines().find(|line| line.starts_with(start))?.to_owned();
+    line.rsplit(' ').next()?.parse().ok()
+}
+
+#[test]
+fn connections_that_never_came_to_a_handshake_are_counted_when_they_are_over() {
+    let place = Dir::new("stat-tcp-counts");
+    let policy = place.path("policy.toml");
+    std::fs::write(&policy, "default = \"tcp\"\n").unwrap();
+    let cases: [(&str, &[&str], &str); 2] =
+        [("rule", &[], "NORULE"), ("policy", &["--peer", "*", "--policy", &policy], "POLICY")];
+    for (name, options, reason) in cases {
+        let fabric = Fabric::start(&format!("stat-tcp-{name}"));
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        // Three are over, and one stays.
+        let script = format!(
+            "for i in 1 2 3; do exec 3<>/dev/tcp/127.0.0.1/{port}; exec 3>&-; done
+             exec 3<>/dev/tcp/127.0.0.1/{port}; echo; read -u 3 line"
+        );
+        let mut command = fabric.smc(&["run", "--rendezvous", "off"]);
+        command.args(options).args(["bash", "-c", &script]);
+        command.stdin(Stdio::null()).stdout(Stdio::piped());
+        let mut client = Running(command.spawn().unwrap());
+        client.0.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
+        let by_reason = format!("smc_tcp_total{{program=\"bash\",reason=\"{reason}\"");
+        assert_eq!(metric(&fabric, &by_reason), Some(4), "{name}");
+        let handshakes = "smc_handshakes_total{program=\"bash\",kind=\"TCP\"";
+        assert_eq!(metric(&fabric, handshakes), Some(4), "{name}");
+        let open = "smc_connections{program=\"bash\",kind=\"TCP\"";
+        assert_eq!(metric(&fabric, open), Some(1), "{name}");
+        let totals = text(&fabric.smc(&["stat", "totals"]).output().unwrap().stdout);
+        assert!(totals.contains(reason), "{totals}");
+        let stats = text(&fabric.smc_as("smcd").arg("stats").output().unwrap().stdout);
+        let line = stats.lines().find(|line| line.contains("TCP fallback")).unwrap();
+        assert!(line.ends_with(" 4"), "{stats}");
+    }
+}
+
 #[test]
 fn a_connection_that_a_program_accepts_is_listed_with_its_reason() {
     let fabric = Fabric::start("stat-tcp-server");

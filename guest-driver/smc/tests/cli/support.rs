@@ -4,11 +4,12 @@
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
-use std::time::{Duration, Instant};
+use std::path::Path;
+use std::process::{Child, ChildStderr, Command, Output, Stdio};
 
-/// The command, without what the environment says.
+use smc_test_support::TestDir;
+
+/// The command, independent of the environment.
 pub(crate) fn smc(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_smc"));
     command.args(args);
@@ -39,23 +40,14 @@ impl Drop for Running {
     }
 }
 
-/// Waits for something to become true.
-pub(crate) fn eventually(what: &str, mut check: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(20);
-    while !check() {
-        assert!(Instant::now() < deadline, "{what}");
-        std::thread::sleep(Duration::from_millis(5));
-    }
-}
+pub(crate) use smc_test_support::eventually;
 
-/// A directory that is removed at the end.
-pub(crate) struct Dir(pub(crate) PathBuf);
+/// A directory to remove at the end.
+pub(crate) struct Dir(pub(crate) TestDir);
 
 impl Dir {
-    pub(crate) fn new(name: &str) -> Dir {
-        let dir = std::env::temp_dir().join(format!("smc-cli-{}-{name}", std::process::id()));
-        std::fs::create_dir_all(&dir).unwrap();
-        Dir(dir)
+    pub(crate) fn new(_name: &str) -> Dir {
+        Dir(TestDir::new())
     }
 
     pub(crate) fn path(&self, name: &str) -> String {
@@ -63,15 +55,9 @@ impl Dir {
     }
 }
 
-impl Drop for Dir {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
-
-/// `smc fabric` without options, as three terminals would share it.
+/// `smc fabric` without options, shared by processes as if in three terminals.
 pub(crate) struct Fabric {
-    _daemon: Running,
+    daemon: Running,
     dir: Dir,
 }
 
@@ -83,7 +69,13 @@ impl Fabric {
         let daemon = Running(command.spawn().unwrap());
         let management = dir.0.join("smc/management.sock");
         eventually("the daemon listens", || UnixStream::connect(&management).is_ok());
-        Fabric { _daemon: daemon, dir }
+        Fabric { daemon, dir }
+    }
+
+    /// Ends the daemon without a chance to do anything about its connections.
+    pub(crate) fn kill_daemon(&mut self) {
+        self.daemon.0.kill().unwrap();
+        self.daemon.0.wait().unwrap();
     }
 
     /// The directory in place of the user's runtime directory.
@@ -107,7 +99,7 @@ impl Fabric {
     }
 
     /// A listening `smc listen -v` with more options, its input and output piped, and its port.
-    pub(crate) fn listen(&self, options: &[&str]) -> (Running, u16, BufReader<impl std::io::Read>) {
+    pub(crate) fn listen(&self, options: &[&str]) -> (Running, u16, BufReader<ChildStderr>) {
         let mut command = self.smc(&["listen", "-v"]);
         command.args(options).arg("127.0.0.1:0");
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
