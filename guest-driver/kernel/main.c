@@ -324,6 +324,7 @@ struct vism_late {
 	struct delayed_work work;
 	unsigned int tries;
 	bool accepted;
+	bool noted;
 };
 
 static LIST_HEAD(vism_lates);
@@ -350,19 +351,23 @@ static void vism_late_look(struct work_struct *work)
 {
 	struct vism_late *late = container_of(work, struct vism_late, work.work);
 	struct device *dev = &late->vdev->dev;
-	bool over;
+	bool again, over;
 
 	mutex_lock(&vism_late_mutex);
-	over = late->accepted;
+	again = !late->accepted;
+	late->noted = false;
 	mutex_unlock(&vism_late_mutex);
 	/* Another driver may have it by now. */
-	if (!over && device_is_registered(dev) && device_attach(dev) == 0) {
+	again = again && device_is_registered(dev) && device_attach(dev) == 0;
+	mutex_lock(&vism_late_mutex);
+	/* The driver may have come in between. */
+	if (again || (late->noted && !late->accepted)) {
 		late->tries++;
 		queue_delayed_work(system_dfl_wq, &late->work,
 				   HZ << min(late->tries, VISM_RESTART_SHIFT));
+		mutex_unlock(&vism_late_mutex);
 		return;
 	}
-	mutex_lock(&vism_late_mutex);
 	over = !list_empty(&late->list);
 	list_del_init(&late->list);
 	mutex_unlock(&vism_late_mutex);
@@ -380,6 +385,7 @@ static void vism_late_note(struct virtio_device *vdev)
 	late = vism_late_find(vdev);
 	if (late) {
 		late->accepted = false;
+		late->noted = true;
 		goto unlock;
 	}
 	late = kzalloc_obj(*late);

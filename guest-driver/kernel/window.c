@@ -569,12 +569,24 @@ void vism_window_close(struct vism *ism)
  */
 void vism_window_exit(struct vism *ism)
 {
-	for (;;) {
+	struct vism_window *window = &ism->window;
+	struct vism_slab *slab, *next_slab;
+	struct vism_dmb *dmb, *next;
+
+	for (int i = 0; i < VISM_EXIT_MS / VISM_EXIT_LOOK_MS; i++) {
 		vism_free_held(ism);
-		if (list_empty(&ism->window.slabs))
-			break;
-		fsleep(100 * USEC_PER_MSEC);
+		if (list_empty(&window->slabs))
+			return;
+		fsleep(VISM_EXIT_LOOK_MS * USEC_PER_MSEC);
 	}
+	dev_warn(&ism->vdev->dev, "pages of DMBs are in use, and stay\n");
+	guard(mutex)(&window->mutex);
+	list_for_each_entry_safe(dmb, next, &window->held, list) {
+		list_del(&dmb->list);
+		kfree(dmb);
+	}
+	list_for_each_entry_safe(slab, next_slab, &window->slabs, list)
+		list_del_init(&slab->list);
 }
 
 /**
