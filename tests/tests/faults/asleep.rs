@@ -11,6 +11,7 @@ use guest_driver::{Config, SmcListener, Stack};
 use ism_sys::SharedSlice;
 use rustix::thread::futex;
 use smc_core::wire::Cursor;
+use smc_test_support::Stopwatch;
 use smc_tests::helper::Helper;
 use smc_tests::hostile::{Hostile, Says, slabs};
 use smc_tests::raw::Device;
@@ -45,7 +46,7 @@ fn sleepers_of_two_processes_wake_each_other_while_the_daemon_is_stopped() {
         note("stops the daemon's process");
         daemon.stop();
         let slow = (0..500).filter(|n| {
-            let start = Instant::now();
+            let start = Stopwatch::start();
             round_trip(*n);
             start.elapsed() >= Duration::from_millis(900)
         });
@@ -118,7 +119,7 @@ fn a_peer_that_never_wakes_by_the_word_is_slept_for_on_the_device() {
             }
             rounds += 1;
             assert!(rounds < MOST, "it goes on trusting");
-            let start = Instant::now();
+            let start = Stopwatch::start();
             hostile.say_silently(sent(10 * rounds));
             armed(&line).swap(0, Ordering::SeqCst);
             let all = 10 * rounds as usize;
@@ -183,7 +184,7 @@ fn a_storm_of_wake_ups_and_words_starves_nobody() {
         thread::scope(|scope| {
             let sleeping = scope.spawn(|| {
                 victim.set_read_timeout(Some(Duration::from_secs(1))).unwrap();
-                let start = Instant::now();
+                let start = Stopwatch::start();
                 (victim.recv(&mut [0; 1]).unwrap_err().kind(), start.elapsed())
             });
             let (line, _) = asleep(&stage.device, Sleepers::FUTEX);

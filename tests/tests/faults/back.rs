@@ -6,6 +6,8 @@
 //! chooses the times.
 
 use std::net::Shutdown;
+use std::os::unix::net::UnixListener;
+use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -15,6 +17,8 @@ use std::time::{Duration, Instant};
 use guest_driver::socket::CurrentCarrier;
 use guest_driver::{Interest, Poller, SmcStream, Stack};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::Uid;
+use smc_core::carrier::BackOff;
 use smc_tests::bytes::{check, fill};
 use smc_tests::watch::LIMIT;
 use smc_tests::{TIMEOUT, eventually, note, pattern, read_exactly, send_all, watched};
@@ -95,7 +99,85 @@ fn a_connection_comes_back_when_the_daemon_has_a_successor() {
     }
 }
 
-/// Sends messages and reads them back until it is stopped, and then to the end.
+/// A socket at this path, with a listening process of another user.
+fn listen_as_another_user(path: &Path, user: u32) -> UnixListener {
+    let _ = std::fs::remove_file(path);
+    let listener = UnixListener::bind(path).unwrap();
+    // A thread has its own user, and the kernel remembers the last caller of listen(2).
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let user = Uid::from_raw(user);
+            rustix::thread::set_thread_res_uid(user, user, user).unwrap();
+            rustix::net::listen(&listener, 8).unwrap();
+        });
+    });
+    listener
+}
+
+#[test]
+fn a_connection_comes_back_to_no_daemon_of_another_user() {
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    const OTHER: u32 = 4243;
+    watched(LIMIT, || {
+        let mut scene = Scene::new();
+        // In a directory of its own, a program refuses listeners of other users in any case.
+        std::os::unix::fs::chown(scene.dir.path(), Some(OTHER), None).unwrap();
+        let (stack, client, server) = scene.pair(true);
+        scene.lose(Loss::Killed);
+        let others = [0, 1].map(|n| listen_as_another_user(&scene.dir.socket(n), OTHER));
+        let why = format!("the daemon of user {OTHER} listens there now");
+        for stack in [&stack, &scene.stack] {
+            eventually("the device is refused", || {
+                let devices = stack.report().devices;
+                devices.iter().all(|d| d.problem.as_deref().is_some_and(|p| p.contains(&why)))
+            });
+            assert_eq!(changes(stack).0, CurrentCarrier::Tcp);
+        }
+        talk(&client, &server);
+        drop(others);
+        scene.restart();
+        eventually("it is back", || is_back(&stack) && is_back(&scene.stack));
+        talk(&client, &server);
+    });
+}
+
+// Connections stay on TCP for longer and longer, instead of changing their carrier with each daemon.
+#[test]
+fn connections_stay_on_tcp_while_one_daemon_after_the_other_dies() {
+    const DEATHS: usize = 12;
+    watched(LIMIT, || {
+        let mut scene = Scene::new();
+        let (stack, client, server) = scene.pair(true);
+        let (begun, mut long) = (Instant::now(), 0);
+        scene.lose(Loss::Killed);
+        for _ in 0..DEATHS {
+            let born = Instant::now();
+            scene.restart();
+            eventually("both have devices", || {
+                [&stack, &scene.stack].iter().all(|stack| !stack.devices().is_empty())
+            });
+            thread::sleep(Duration::from_millis(200));
+            scene.lose(Loss::Killed);
+            eventually("it is on TCP", || {
+                [&stack, &scene.stack].map(|stack| changes(stack).0) == [CurrentCarrier::Tcp; 2]
+            });
+            long += u32::from(born.elapsed() >= BackOff::SHORTEST);
+            talk(&client, &server);
+        }
+        // Waits of 1, 2, 4 seconds, and so on. A ring lasting a second, on a busy machine, begins them anew.
+        let waits = (begun.elapsed().as_secs() + 1).ilog2() + 1;
+        let most = 1 + 2 * waits * (1 + long);
+        let count = changes(&stack).1;
+        println!("{count} changes in {:?}, {long} long lives: {most} at most", begun.elapsed());
+        assert!(count <= most, "{count} changes of the carrier, not {most}");
+        scene.restart();
+        talk(&client, &server);
+    });
+}
+
+/// Sends messages and reads them back until the stop, and then to the end.
 fn echo(stream: &SmcStream, seed: u64, stop: &AtomicBool, done: &AtomicUsize) -> usize {
     stream.set_read_timeout(Some(TIMEOUT)).unwrap();
     stream.set_write_timeout(Some(TIMEOUT)).unwrap();

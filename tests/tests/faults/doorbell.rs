@@ -12,6 +12,7 @@ use guest_driver::{Config, Interest, Poller, SmcListener, SmcStream, Stack};
 use ism_sys::Doorbell;
 use rustix::fs::OFlags;
 use smc_core::wire::Cursor;
+use smc_test_support::Stopwatch;
 use smc_tests::helper::Helper;
 use smc_tests::hostile::{Hostile, Says};
 use smc_tests::watch::LIMIT;
@@ -47,7 +48,7 @@ fn an_event_loop_is_woken_by_another_process_while_the_daemon_is_stopped() {
         note("stops the daemon's process");
         daemon.stop();
         let slow = (0..500).filter(|n| {
-            let start = Instant::now();
+            let start = Stopwatch::start();
             round_trip(*n);
             start.elapsed() >= RECHECK
         });
@@ -133,7 +134,7 @@ fn a_peer_that_fills_the_counter_still_wakes() {
                 let reader = scope.spawn(|| await_bytes(victim, 10));
                 // Asleep, most likely.
                 thread::sleep(Duration::from_millis(50));
-                let start = Instant::now();
+                let start = Stopwatch::start();
                 hostile.say(sent(10 * n));
                 reader.join().unwrap();
                 start.elapsed() >= RECHECK

@@ -3,9 +3,10 @@
 
 use std::io::{ErrorKind, Read};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use guest_driver::{Config, SmcListener, SmcStream, Stack};
+use smc_test_support::Stopwatch;
 use smc_tests::helper::Helper;
 use smc_tests::watch::LIMIT;
 use smc_tests::{
@@ -26,7 +27,7 @@ fn path(bench: &Bench, port: usize) -> String {
 /// Runs `body`, prints the time taken, and fails unless below `SOON`.
 #[track_caller]
 fn soon<T>(what: &str, body: impl FnOnce() -> T) -> T {
-    let start = Instant::now();
+    let start = Stopwatch::start();
     let value = body();
     println!("{what}: {:?}", start.elapsed());
     assert!(start.elapsed() < SOON, "{what}: {:?}", start.elapsed());
@@ -126,7 +127,10 @@ fn a_killed_daemon_resets_its_connections_and_a_new_one_serves() {
         let args = ["daemon", &sockets[0], &sockets[1]];
         let (daemon, ready) = Helper::start(PEER, &args);
         assert_eq!(ready, "ready");
-        let open = |n: usize| Stack::open(Config::new(&sockets[n])).unwrap();
+        let open = |n: usize| {
+            let config = Config { outlive_device: false, ..Config::new(&sockets[n]) };
+            Stack::open(config).unwrap()
+        };
         let pair = Pair::new(open(0), open(1), true);
         let (client, server) = pair.connect();
         works(&client, &server);

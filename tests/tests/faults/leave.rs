@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Connections leaving a working device about to go.
 
+use std::io::ErrorKind;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
+use std::time::Duration;
 
 use guest_driver::{ConnectionInfo, socket::CurrentCarrier};
 use smc_tests::watch::LIMIT;
-use smc_tests::{eventually, read_exactly, send_all, watched};
+use smc_tests::{TIMEOUT, eventually, read_exactly, send_all, watched};
 
-use crate::outlive::{BYTES, Scene, bounce};
+use crate::outlive::{BYTES, LOSSES, Loss, Scene, bounce};
 
 // The device of one end stays with this driver, so the test sees connections leave before any loss.
 #[test]
@@ -63,4 +65,52 @@ fn a_peer_that_does_not_answer_keeps_a_device_no_longer_than_its_time() {
         });
         assert_eq!(peer.line(), "whole");
     });
+}
+
+/// The number of bytes up to the end of a stream, and the error, if it is one.
+fn count_to_end(stream: &guest_driver::SmcStream) -> (usize, Option<ErrorKind>) {
+    stream.set_read_timeout(Some(TIMEOUT)).unwrap();
+    let (mut count, mut buf) = (0, [0; 4096]);
+    loop {
+        match stream.recv(&mut buf) {
+            Ok(0) => return (count, None),
+            Ok(n) => count += n,
+            Err(error) => return (count, Some(error.kind())),
+        }
+    }
+}
+
+// Bytes written between two carriers are in no ring and in no kernel. With them lost, the end of the
+// process is a reset. Under TCP no byte would be lost.
+#[test]
+fn a_process_that_is_killed_while_it_changes_its_carrier_ends_no_stream_early() {
+    let mut ends = [0; 2];
+    for n in 0..50 {
+        watched(LIMIT, || {
+            let mut scene = Scene::new();
+            let (mut writer, stream) = scene.trickle();
+            (0..10).for_each(|_| assert_eq!(writer.line(), "."));
+            thread::scope(|scope| {
+                let written = scope.spawn(|| {
+                    thread::sleep(Duration::from_micros(200 * (n / LOSSES.len() as u64)));
+                    10 + writer.kill_and_read().lines().count()
+                });
+                let read = scope.spawn(|| count_to_end(&stream));
+                match LOSSES[n as usize % LOSSES.len()] {
+                    // Its answer depends on the moment of the kill.
+                    Loss::Left => drop(scene.ask("leave\n")),
+                    loss => scene.lose(loss),
+                }
+                let (written, (read, error)) = (written.join().unwrap(), read.join().unwrap());
+                // The process may have been killed before it said so.
+                assert!(read <= written + 1, "{n}: {read} of {written}");
+                match error {
+                    None => assert!(read >= written, "{n}: an end after {read} of {written}"),
+                    Some(error) => assert_eq!(error, ErrorKind::ConnectionReset, "{n}"),
+                }
+                ends[usize::from(error.is_some())] += 1;
+            });
+        });
+    }
+    println!("{} streams ended whole, {} were reset", ends[0], ends[1]);
 }

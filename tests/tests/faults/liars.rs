@@ -6,7 +6,6 @@
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
-use std::time::Instant;
 
 use guest_driver::{SmcStream, Stack};
 use smc_core::handshake::{
@@ -17,6 +16,7 @@ use smc_core::wire::cdc::StateFlags;
 use smc_core::wire::clc::{CarrierFeatures, CarrierOptions};
 use smc_core::wire::ids::{DmbToken, Features, Release};
 use smc_core::wire::record::{HEADER_LEN, MAX_DATA, Reason, Record};
+use smc_test_support::Stopwatch;
 use smc_tests::hostile::LEN;
 use smc_tests::leaks::Devices;
 use smc_tests::raw::{self, Device, LINK, dmbe, put};
@@ -46,13 +46,13 @@ struct Stage {
 
 impl Stage {
     fn new() -> Stage {
-        Stage::with(true)
+        Stage::of(|config| config.outlive_device = true)
     }
 
-    /// `outlives`: the honest ends have the option.
-    fn with(outlives: bool) -> Stage {
+    /// `change` sets options of the honest ends.
+    fn of(change: impl Fn(&mut guest_driver::Config)) -> Stage {
         let bench = Bench::new(Fabric::Window, 3);
-        let pair = bench.pair_with(|config| config.outlive_device = outlives);
+        let pair = bench.pair_with(change);
         let honest = pair.connect();
         let device = Device::open(&bench, 2);
         let before = Devices::of(bench.daemon()).levels();
@@ -262,7 +262,7 @@ impl Liar {
 #[track_caller]
 fn is_reset(victim: &SmcStream, what: &str) {
     note(what.to_owned());
-    let start = Instant::now();
+    let start = Stopwatch::start();
     assert!(read_until_it_ends(victim).is_some(), "{what}: an end of data");
     assert!(start.elapsed() < SOON, "{what}: {:?}", start.elapsed());
     assert!(victim.send(b"x").is_err(), "{what}");
@@ -353,9 +353,7 @@ fn what_a_peer_has_received_is_seen_behind_megabytes_that_nobody_reads() {
     watched(LIMIT, || {
         let stage = Stage::new();
         let mut liar = stage.client();
-        liar.put(&Record::Leave { at: 0, reason: Reason::Wanted, more: false }.header());
-        assert!(matches!(liar.record().0, Record::Leave { at: 0, .. }));
-        assert_eq!(liar.record().0, Record::Received { at: 0 });
+        leave_unanswered(&mut liar);
         let bytes = pattern(1, MUCH);
         let tcp = liar.tcp.try_clone().unwrap();
         std::thread::scope(|scope| {
@@ -380,7 +378,121 @@ fn what_a_peer_has_received_is_seen_behind_megabytes_that_nobody_reads() {
     });
 }
 
-/// A liar that has proposed a ring and got the answer.
+/// Leaves the ring, and answers nothing to the victim's own leave.
+fn leave_unanswered(liar: &mut Liar) {
+    liar.put(&Record::Leave { at: 0, reason: Reason::Wanted, more: false }.header());
+    assert!(matches!(liar.record().0, Record::Leave { at: 0, .. }));
+    assert_eq!(liar.record().0, Record::Received { at: 0 });
+}
+
+/// Bytes kept of a connection beside its ring while a record is missing.
+const KEPT: usize = 8 << 20;
+/// The most bytes queued of a program's writes, as TCP's buffers would take.
+const SEND_QUEUE: usize = 4 << 20;
+
+/// Sends bytes from position 0 on until TCP takes no more for a while. Returns how many whole records
+/// of 10,000 bytes it took.
+fn send_until_held_back(tcp: &TcpStream, bytes: &[u8]) -> usize {
+    tcp.set_write_timeout(Some(std::time::Duration::from_secs(1))).unwrap();
+    let mut tcp = tcp;
+    let blocks = bytes.chunks(10_000).enumerate();
+    blocks.take_while(|(n, block)| tcp.write_all(&data(*n as u64 * 10_000, block)).is_ok()).count()
+}
+
+#[test]
+fn a_peer_that_never_answers_leave_is_held_back_and_harms_only_itself() {
+    watched(LIMIT, || {
+        let stage = Stage::new();
+        let mut liar = stage.client();
+        leave_unanswered(&mut liar);
+        let bytes = pattern(1, 64 << 20);
+        let taken = send_until_held_back(&liar.tcp, &bytes);
+        assert!(taken < bytes.len() / 10_000, "TCP has taken everything");
+        let readable = liar.victim.readable().unwrap();
+        assert!((KEPT..KEPT + (2 << 20)).contains(&readable), "{readable} bytes are kept");
+        works(&stage.honest.0, &stage.honest.1);
+        // The program loses nothing, and writes wait for the peer, as on TCP.
+        liar.victim.set_read_timeout(Some(TIMEOUT)).unwrap();
+        assert!(read_exactly(&liar.victim, taken * 10_000) == bytes[..taken * 10_000]);
+        liar.victim.set_nonblocking(true).unwrap();
+        let queued: usize = std::iter::from_fn(|| liar.victim.send(&bytes[..1 << 20]).ok()).sum();
+        assert!((1..=SEND_QUEUE).contains(&queued), "{queued} bytes are queued");
+        let full = liar.victim.send(b"answer").map_err(|error| error.kind());
+        assert_eq!(full, Err(std::io::ErrorKind::WouldBlock));
+        liar.victim.set_nonblocking(false).unwrap();
+        liar.resets("TCP instead of an answer");
+        stage.nobody_else_is_harmed();
+    });
+}
+
+// The liar's ring and TCP stay. A program's close ends the connection in time nevertheless.
+#[test]
+fn a_closed_connection_waits_for_an_answer_to_leave_no_longer_than_for_closing_words() {
+    watched(LIMIT, || {
+        let close_timeout = std::time::Duration::from_secs(1);
+        let stage = Stage::of(|config| {
+            config.outlive_device = true;
+            config.testing.close_timeout = close_timeout;
+        });
+        let mut liar = stage.client();
+        liar.put(&Record::Leave { at: 0, reason: Reason::Wanted, more: false }.header());
+        assert!(matches!(liar.record().0, Record::Leave { at: 0, .. }));
+        let Liar { tcp, victim, _rings, .. } = liar;
+        drop(victim);
+        eventually("the closed connection is gone", || stage.pair.server.totals().closing == 0);
+        drop((tcp, _rings));
+        stage.nobody_else_is_harmed();
+    });
+}
+
+// Each ring of the liar would leave a ring's worth of unread bytes behind.
+#[test]
+fn a_program_reads_before_a_peer_with_too_many_unread_bytes_comes_back() {
+    watched(LIMIT, || {
+        let stage = Stage::new();
+        let mut liar = stage.client();
+        leave_unanswered(&mut liar);
+        let bytes = pattern(1, KEPT + liar._rings[0].theirs.len() as usize);
+        for (n, block) in bytes.chunks(10_000).enumerate() {
+            liar.put(&data(n as u64 * 10_000, block));
+        }
+        liar.put(&Record::Received { at: 0 }.header());
+        let (awaiting, proposal) = raw::proposal(&stage.config());
+        liar.put(&clc(&proposal));
+        let message = liar.message();
+        let answer = awaiting.handle(&message, |_, _| None);
+        assert!(matches!(answer, ClientStep::PeerDeclined(_)));
+        liar.victim.set_read_timeout(Some(TIMEOUT)).unwrap();
+        assert!(read_exactly(&liar.victim, bytes.len()) == bytes);
+        let (awaiting, proposal) = raw::proposal(&stage.config());
+        liar.put(&clc(&proposal));
+        let message = liar.message();
+        drop(accept_of(awaiting, &message));
+        liar.dies("after Accept");
+        stage.nobody_else_is_harmed();
+    });
+}
+
+// Each Proposal is declined, and an answer unread by the liar would stay in the victim's memory.
+#[test]
+fn a_peer_that_proposes_and_reads_no_answer_is_reset() {
+    watched(LIMIT, || {
+        let stage = Stage::new();
+        let mut liar = stage.client().on_tcp();
+        rustix::net::sockopt::set_socket_recv_buffer_size(&liar.tcp, 4096).unwrap();
+        // After an urgent byte by TCP, the victim stays there.
+        liar.victim.send_urgent(b'!').unwrap();
+        let (_, proposal) = raw::proposal(&stage.config());
+        let message = clc(&proposal);
+        // The victim's TCP takes some megabytes of answers.
+        let fails = (0..2_000_000).position(|_| liar.tcp.write_all(&message).is_err());
+        assert!(fails.is_some(), "every Proposal was answered");
+        liar.hears_of_it("a Proposal before the answer to the last one");
+        stage.nobody_else_is_harmed();
+    });
+}
+
+/// A liar with a ring proposed and accepted.
 fn accepted(stage: &Stage) -> (Liar, Accepted) {
     let mut liar = stage.client().on_tcp();
     let (awaiting, proposal) = raw::proposal(&stage.config());
@@ -554,7 +666,7 @@ fn a_server_that_lies_while_its_client_comes_back_harms_only_itself() {
 
 /// A peer leaves its device, and its TCP connection says nothing. Meanwhile the victim's device goes.
 fn loses_its_device_while_it_waits_for_a_fin(outlives: bool) {
-    let stage = Stage::with(outlives);
+    let stage = Stage::of(|config| config.outlive_device = outlives);
     let Liar { mut tcp, victim, _rings, .. } = stage.client();
     victim.set_read_timeout(Some(TIMEOUT)).unwrap();
     drop(_rings);

@@ -11,6 +11,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use guest_driver::SmcStream;
+use smc_test_support::Stopwatch;
 use smc_tests::hostile::Hostile;
 use smc_tests::leaks::Devices;
 use smc_tests::raw::Device;
@@ -225,7 +226,7 @@ impl Door {
     /// An honest client is served, and soon.
     #[track_caller]
     pub(crate) fn serves(&self) {
-        let start = Instant::now();
+        let start = Stopwatch::start();
         let client = SmcStream::connect(&self.pair.client, self.addr()).unwrap();
         assert!(client.is_smc(), "{}", client.info());
         let server = self.next_smc();

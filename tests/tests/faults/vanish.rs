@@ -4,10 +4,11 @@
 use std::io::ErrorKind;
 use std::net::{TcpListener, TcpStream};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use guest_driver::SmcStream;
 use smc_core::wire::ids::DmbToken;
+use smc_test_support::Stopwatch;
 use smc_tests::hostile::Hostile;
 use smc_tests::leaks::Devices;
 use smc_tests::raw::{self, Device, LINK, dmbe, propose, put};
@@ -88,7 +89,7 @@ fn a_client_may_vanish_at_every_point() {
                 }
                 put(&tcp, &confirm);
                 let stream = door.next_smc();
-                let start = Instant::now();
+                let start = Stopwatch::start();
                 go(device_first, device, tcp, (own, theirs));
                 let end = read_until_it_ends(&stream);
                 assert!(matches!(end, None | Some(ErrorKind::ConnectionReset)), "{end:?}");
@@ -126,7 +127,7 @@ fn a_server_may_vanish_at_every_point() {
                 match result {
                     Ok(stream) if stream.is_smc() => {
                         assert!(point >= 3, "point {point}");
-                        let start = Instant::now();
+                        let start = Stopwatch::start();
                         let end = read_until_it_ends(&stream);
                         assert!(matches!(end, None | Some(ErrorKind::ConnectionReset)), "{end:?}");
                         assert!(start.elapsed() < SOON, "{:?}", start.elapsed());
@@ -209,8 +210,8 @@ fn a_peer_that_withdraws_its_dmb_ends_that_connection_only() {
         let device = Device::open(&bench, 2);
         let (one, of_one) = Hostile::connect(&pair, &device);
         let (two, of_two) = Hostile::connect(&pair, &device);
-        let start = Instant::now();
-        // The victim learns of it by an event, or by a move that is refused.
+        let start = Stopwatch::start();
+        // The victim learns of the withdrawal by an event, or by a refused move.
         drop(one.own);
         of_one.set_read_timeout(Some(TIMEOUT)).unwrap();
         assert_eq!(of_one.recv(&mut [0; 1]).unwrap_err().kind(), ErrorKind::ConnectionReset);
