@@ -4,11 +4,11 @@
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 
 use guest_driver::{Config, DataPath, DeviceAddress, SmcListener, SmcStream, Stack};
 use smc_core::wire::ids::Eid;
+use smc_test_support::TestDir;
 use vhost_device_ism::config::{FabricSpec, GuestSpec};
 use vhost_device_ism::{Config as DaemonConfig, Daemon};
 use virtio_ism_abi::Chid;
@@ -54,6 +54,7 @@ impl Fabric {
     /// A configuration of the `n`th stack, on a device of this fabric. Connections end with the device.
     pub fn config(self, n: usize, device: impl Into<DeviceAddress>) -> Config {
         let mut config = Config::new(device);
+        config.outlive_device = false;
         if self.is_rdma() {
             config.devices.clear();
             config.smcr.v1 = self == Fabric::RdmaV1;
@@ -84,17 +85,13 @@ impl Fabric {
 
 /// A directory for sockets, gone with its value.
 #[derive(Debug)]
-pub struct Dir(PathBuf);
+pub struct Dir(TestDir);
 
 impl Dir {
     /// Makes a fresh directory.
     #[allow(clippy::new_without_default, reason = "it does something")]
     pub fn new() -> Dir {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let n = NEXT.fetch_add(1, Ordering::Relaxed);
-        let path = std::env::temp_dir().join(format!("smc-{}-{n}", std::process::id()));
-        std::fs::create_dir(&path).unwrap();
-        Dir(path)
+        Dir(TestDir::new())
     }
 
     /// The device's path.
@@ -105,12 +102,6 @@ impl Dir {
     /// The socket of port `n`.
     pub fn socket(&self, n: usize) -> PathBuf {
         self.0.join(format!("port{n}"))
-    }
-}
-
-impl Drop for Dir {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
     }
 }
 

@@ -2,7 +2,7 @@
 //! Killable processes: the program `smc-test-peer` of this package.
 
 use std::ffi::OsStr;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
@@ -76,6 +76,14 @@ impl Helper {
     pub fn kill(mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
+    }
+
+    /// Sends SIGKILL, and returns the rest of the output.
+    pub fn kill_and_read(mut self) -> String {
+        let mut output = String::new();
+        self.child.kill().unwrap();
+        self.lines.read_to_string(&mut output).unwrap();
+        output
     }
 }
 

@@ -42,8 +42,8 @@ impl Device {
     /// As [`IsmDevice::open_on`].
     pub fn at(address: impl Into<DeviceAddress>) -> Result<Device, IsmError> {
         let options = OpenOptions { prefer: Prefer::Window, ..OpenOptions::new(address) };
-        let OpenOptions { move_queues, leaves, .. } = options;
-        let wanted = SetupOptions { move_queues, guest_memory: 16 << 20, leaves };
+        let OpenOptions { move_queues, leaves, owner, .. } = options;
+        let wanted = SetupOptions { move_queues, guest_memory: 16 << 20, leaves, owner };
         let transport = options.address.open(wanted, options.timeout)?;
         let ism = IsmDevice::open_on(transport.clone(), &options)?;
         Ok(Device { ism, transport })

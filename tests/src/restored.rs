@@ -171,6 +171,8 @@ impl Restored {
 /// If the device cannot be opened.
 pub fn run(device: &str, path: &str, say: fn(&str)) {
     let fabric = if path == "moves" { Fabric::Move } else { Fabric::Window };
+    // The process stands for a virtual machine with its own kernel.
+    ism_sys::sleep_on_no_words();
     let mut config: Config = fabric.config(0, device);
     config.outlive_device = true;
     config.clc_timeout = Duration::from_secs(60);

@@ -38,6 +38,7 @@ const PING: usize = 10_000;
 
 fn open(device: &str) -> Arc<Stack> {
     let mut config = Config::new(device);
+    config.outlive_device = false;
     (config.clc_timeout, config.detect_timeout) = (CLC_TIMEOUT, DETECT_TIMEOUT);
     Stack::open(config).unwrap()
 }

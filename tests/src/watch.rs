@@ -8,11 +8,10 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
-/// How long anything may take on a loaded machine. Nothing waits for it when all is well.
-pub const TIMEOUT: Duration = Duration::from_secs(20);
+pub use smc_test_support::{TIMEOUT, eventually};
 
-/// Test deadline unless another is given.
-pub const LIMIT: Duration = Duration::from_secs(60);
+/// Default deadline of a test: a watchdog, like [`TIMEOUT`].
+pub const LIMIT: Duration = Duration::from_secs(300);
 
 /// `time` on a slow machine, an emulated one: `SMC_TEST_SLOW=N` multiplies it.
 pub fn slowly(time: Duration) -> Duration {
@@ -143,17 +142,4 @@ fn report(table: &Table, late: &Watched) -> String {
         text += &format!("  {:<16} in system call {call} ({wchan})\n", comm.trim());
     }
     text
-}
-
-/// Waits until `done`, and panics with `what` if that takes too long. Returns how long it took.
-#[track_caller]
-pub fn eventually(what: &str, mut done: impl FnMut() -> bool) -> Duration {
-    let start = Instant::now();
-    while !done() {
-        assert!(start.elapsed() < test_timeout(), "not within {:?}: {what}", test_timeout());
-        // Looking may cost a guest's only processor, for which others wait.
-        let pause = start.elapsed() / 20;
-        thread::sleep(pause.clamp(Duration::from_millis(1), Duration::from_millis(100)));
-    }
-    start.elapsed()
 }

@@ -252,6 +252,7 @@ impl Settings {
             guest_memory: self.guest_memory,
             clc_timeout: self.clc_timeout,
             detect_timeout: self.detect_timeout,
+            outlive_device: false,
             testing: TestOptions {
                 seid: self.seid.as_ref().map(eid).transpose()?,
                 close_timeout: self.close_timeout,
@@ -458,6 +459,7 @@ mod tests {
     fn a_configuration_comes_back_as_it_went() {
         let own = DeviceAddress::from("/own");
         let mut config = Config::new("/own").eid(crate::eid("A")).eid(crate::eid("B-2"));
+        config.outlive_device = false;
         config.testing.seid = Some(crate::eid("SYSTEM"));
         config.path = DataPath::Move;
         config.testing.idle_peer_timeout = Duration::from_millis(300);

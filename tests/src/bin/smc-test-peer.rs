@@ -67,8 +67,13 @@ fn carrier(stream: &SmcStream) -> &'static str {
     if stream.is_smc() { "smc" } else { "tcp" }
 }
 
+/// Connections end with the device.
+fn config(device: &str) -> Config {
+    Config { outlive_device: false, ..Config::new(device) }
+}
+
 fn sink(device: &str) {
-    let stack = Stack::open(Config::new(device)).unwrap();
+    let stack = Stack::open(config(device)).unwrap();
     let listener = SmcListener::bind(&stack, "127.0.0.1:0").unwrap();
     say(&listener.local_addr().unwrap().to_string());
     for stream in listener.incoming() {
@@ -82,7 +87,7 @@ fn sink(device: &str) {
 }
 
 fn connect(device: &str, address: &str) -> SmcStream {
-    connect_with(Config::new(device), address)
+    connect_with(config(device), address)
 }
 
 fn connect_with(config: Config, address: &str) -> SmcStream {
@@ -90,6 +95,18 @@ fn connect_with(config: Config, address: &str) -> SmcStream {
     let stream = SmcStream::connect(&stack, address).unwrap();
     say(&format!("connected {}", carrier(&stream)));
     stream
+}
+
+fn trickle(device: &str, address: &str) {
+    let stream = connect_with(Config { outlive_device: true, ..config(device) }, address);
+    stream.set_nonblocking(true).unwrap();
+    loop {
+        match stream.send(b"x") {
+            Ok(_) => say("."),
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
+            Err(error) => panic!("{error}"),
+        }
+    }
 }
 
 fn pour(fabric: &str, device: &str, address: &str, [seed, limit]: [u64; 2]) {
@@ -196,8 +213,9 @@ fn work(args: &[&str]) {
             stream.set_send_buffer(0);
             while stream.write(&[7; 10_000]).is_ok_and(|n| n > 0) {}
         }
+        ["trickle", device, address] => trickle(device, address),
         ["echo", device, address] => {
-            let config = Config { spin: Duration::ZERO, ..Config::new(device) };
+            let config = Config { spin: Duration::ZERO, ..config(device) };
             let mut stream = connect_with(config, address);
             assert!(ism_sys::Doorbell::prepare());
             let mut buf = [0; 4096];

@@ -73,7 +73,7 @@ impl Net {
             "rust" => {}
             _ => panic!("{who:?} is none of tcp, linux, rust"),
         }
-        let mut config = Config::default();
+        let mut config = Config { outlive_device: false, ..Config::default() };
         config.smcr.v1 = false;
         // Emulated guests are slow, and slower where the host is busy.
         config.clc_timeout = Duration::from_secs(30);

@@ -90,8 +90,8 @@ impl Bystander {
         seed: u64,
     ) -> io::Result<Bystander> {
         let open = |socket: &Path| {
-            // A loaded machine is no reason for TCP.
-            let mut config = Config { path, ..Config::new(socket) };
+            // A loaded machine is no reason for TCP, nor is a device that is gone.
+            let mut config = Config { path, outlive_device: false, ..Config::new(socket) };
             (config.clc_timeout, config.detect_timeout) =
                 (Duration::from_secs(20), Duration::from_secs(5));
             Stack::open(config)

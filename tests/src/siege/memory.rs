@@ -81,12 +81,8 @@ impl Kind {
 
 /// A file without a name.
 fn tempfile() -> Option<File> {
-    static NEXT: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
-    let n = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-    let path = std::env::temp_dir().join(format!("siege-{}-{n}", std::process::id()));
-    let file = File::options().read(true).write(true).create_new(true).open(&path).ok()?;
-    std::fs::remove_file(path).ok()?;
-    Some(file)
+    let own = smc_test_support::TestDir::new();
+    File::create_new(own.path("disk")).ok()
 }
 
 /// The memory of one front end.
