@@ -90,7 +90,7 @@ impl Package {
     }
 
     pub(crate) fn has_library(&self) -> bool {
-        root().join(self.root()).exists() && self.path != "tests"
+        root().join(self.root()).exists() && !self.path.starts_with("tests")
     }
 }
 
@@ -118,9 +118,10 @@ impl Source {
             let mut items = rest.lines().filter(|line| !line.starts_with("#["));
             items.next().is_some_and(|item| item.starts_with("mod ") && item.ends_with('{'))
         };
-        let tests = self.text.match_indices("\n#[cfg(test)]\n");
-        let mut starts = tests.map(|(at, _)| at).filter(|at| is_module(&self.text[at + 1..]));
-        let end = starts.next().unwrap_or(self.text.len());
+        let of_tests = ["\n#[cfg(test)]\n", "\n#[cfg(all(test, "];
+        let tests = of_tests.iter().flat_map(|start| self.text.match_indices(start));
+        let starts = tests.map(|(at, _)| at).filter(|at| is_module(&self.text[at + 1..]));
+        let end = starts.min().unwrap_or(self.text.len());
         Source { path: self.path.clone(), text: self.text[..end].to_owned() }
     }
 
