@@ -6,6 +6,7 @@
 
 mod heads;
 mod packages;
+mod prose;
 mod text;
 mod words;
 
@@ -112,15 +113,35 @@ fn lines_of_documents_are_short() {
 /// The site of the documents (`mdbook build`) lists every page in its table of contents, and the index
 /// of decisions every record.
 #[test]
-fn the_table_of_contents_of_the_site_has_each_page() {
-    let contents = Document::read(&root().join("docs/SUMMARY.md")).unwrap().text;
-    let pages = std::fs::read_dir(root().join("docs")).unwrap().flatten();
-    let names = pages.filter_map(|page| page.file_name().into_string().ok());
-    let missing: Vec<_> = names
-        .filter(|name| name.ends_with(".md") && name != "SUMMARY.md")
-        .filter(|name| !contents.contains(&format!("]({name})")))
-        .collect();
-    fail_with(&missing, "pages that docs/SUMMARY.md does not have");
+fn tables_of_contents_have_each_page() {
+    let mut missing = Vec::new();
+    for (folder, contents) in [("docs", "SUMMARY.md"), ("docs/decisions", "README.md")] {
+        let text = Document::read(&root().join(folder).join(contents)).unwrap().text;
+        let pages = std::fs::read_dir(root().join(folder)).unwrap().flatten();
+        let names = pages.filter_map(|page| page.file_name().into_string().ok());
+        let lacks = |name: &String| !text.contains(&format!("]({name})"));
+        let pages = names.filter(|name| name.ends_with(".md") && name != contents);
+        missing.extend(pages.filter(lacks).map(|name| format!("{folder}/{contents}: {name}")));
+    }
+    fail_with(&missing, "pages without a line in the table of contents");
+}
+
+/// Each record of a decision has a status below its title, and the date of its name.
+#[test]
+fn decisions_have_a_date_and_a_status() {
+    let mut faults = Vec::new();
+    for document in documents() {
+        let Some(name) = document.name.strip_prefix("docs/decisions/2") else { continue };
+        let date = format!("2{}", name.get(..9).unwrap_or_default());
+        let status = document.text.lines().nth(2).unwrap_or_default();
+        if !["Accepted", "Proposed"]
+            .iter()
+            .any(|word| status.starts_with(&format!("{word} {date}")))
+        {
+            faults.push(format!("{}: {status}", document.name));
+        }
+    }
+    fail_with(&faults, "decisions without `Accepted DATE` or `Proposed DATE` in the third line");
 }
 
 #[test]
@@ -182,6 +203,11 @@ fn the_list_of_standard_words_is_sorted() {
 }
 
 #[test]
-fn words_that_were_given_up_stay_away() {
-    fail_with(&words::given_up_in_use(), "words that have a standard term (see docs/glossary.md)");
+fn comments_name_their_subjects() {
+    let comments: Vec<_> = words::sources().iter().map(prose::Comments::of).collect();
+    let words: usize = comments.iter().map(|file| file.words).sum();
+    let pronouns: usize = comments.iter().map(|file| file.pronouns).sum();
+    println!("{:.2} pronouns in 100 words of comments", pronouns as f64 * 100.0 / words as f64);
+    let faults: Vec<String> = comments.iter().flat_map(prose::Comments::faults).collect();
+    fail_with(&faults, "comments that name their subjects by pronouns (see CONTRIBUTING.md)");
 }

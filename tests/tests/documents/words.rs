@@ -6,63 +6,7 @@ use std::fs;
 
 use syn::visit::Visit;
 
-use super::text::{Document, documents, files, root};
-
-/// Words that must not come back: each had a standard term. They are looked for in names, comments and
-/// documents.
-const GIVEN_UP: &[&str] = &[
-    "bearer",
-    "burden",
-    "buried",
-    "bury",
-    "chore",
-    "chores",
-    "coax",
-    "coaxed",
-    "conduct",
-    "debt",
-    "debts",
-    "diary",
-    "glance",
-    "glanced",
-    "greeting",
-    "greetings",
-    "hub",
-    "hubs",
-    "hush",
-    "hushed",
-    "mailbox",
-    "mailboxes",
-    "meeting",
-    "mirror",
-    "nap",
-    "naps",
-    "owe",
-    "owes",
-    "owing",
-    "patience",
-    "porter",
-    "relief",
-    "resting",
-    "reunite",
-    "rising",
-    "rouse",
-    "roused",
-    "stranded",
-    "stretch",
-    "tally",
-    "tend",
-    "tending",
-    "verdicts",
-    "vigil",
-    "vigils",
-];
-
-/// Places where such a word is right, as part of this text of the line.
-const ALLOWED: &[&str] = &["GIVEN_UP"];
-
-/// Files in which such a word is right: QMP begins with a greeting.
-const EXEMPT: &[&str] = &["tests/src/vm/qmp.rs"];
+use super::text::{Document, files, root};
 
 /// Parts of a name in lower case: `RmbElement` and `rmb_element` have two.
 pub(crate) fn parts(name: &str) -> Vec<String> {
@@ -155,7 +99,7 @@ fn is_test(name: &str) -> bool {
 }
 
 /// Sources of the workspace by path from the root.
-fn sources() -> Vec<(String, String)> {
+pub(crate) fn sources() -> Vec<(String, String)> {
     let mut paths = Vec::new();
     for folder in ["backend", "guest-driver", "smc-core", "tests", "xtask"] {
         files(&root().join(folder), "rs", &mut paths);
@@ -178,28 +122,6 @@ pub(crate) fn of_public_types() -> Vec<(String, String, String)> {
         types.visit_file(&syn::parse_file(&text).unwrap());
         for name in types.0 {
             found.extend(parts(&name).into_iter().map(|word| (word, name.clone(), file.clone())));
-        }
-    }
-    found
-}
-
-/// Lines in which a word occurs that was given up.
-pub(crate) fn given_up_in_use() -> Vec<String> {
-    let given_up: BTreeSet<String> = GIVEN_UP.iter().map(|word| String::from(*word)).collect();
-    let pages = documents().into_iter().map(|page| (page.name, page.text));
-    let mut found = Vec::new();
-    for (file, text) in sources().into_iter().chain(pages) {
-        let own = file.starts_with("tests/tests/documents/") || EXEMPT.contains(&&*file);
-        if own {
-            continue;
-        }
-        for (at, line) in text.lines().enumerate() {
-            if ALLOWED.iter().any(|allowed| line.contains(allowed)) {
-                continue;
-            }
-            for word in words_of(line).intersection(&given_up) {
-                found.push(format!("{file}:{}: {word}", at + 1));
-            }
         }
     }
     found
