@@ -26,7 +26,7 @@ if [ "${1:-}" != inside ]; then
     mkdir -p "$root/srv/docs" "$root/srv/packaging" "$root/srv/target/package/build"
     cp -r "$tree" "$root/srv/target/package/build/tree"
     cp tests/kubernetes/pods.sh tests/containers/common.sh "$root/srv"
-    cp docs/clusters.md "$root/srv/docs"
+    cp docs/containers.md "$root/srv/docs"
     cp -r packaging/kubernetes packaging/kubernetes-tenants "$root/srv/packaging"
     cp "${CARGO_TARGET_DIR:-target}/debug/examples/kubelet" "$tools/kubectl" "$root/usr/local/bin"
     cp "$inside" "$root/srv/image.tar"
@@ -37,7 +37,7 @@ fi
 # In a host of its own --------------------------------------------------------------------------------
 
 . ./common.sh
-page=docs/clusters.md
+page=docs/containers.md
 ulimit -u 4096
 export PODMAN_IGNORE_CGROUPSV1_WARNING=1
 end() {
@@ -71,7 +71,7 @@ admit() {
 }
 begin_kubelet
 say_block $page image
-say_block $page podman
+say_block $page pods
 
 echo "the kubelet knows the plugin, which names the device of the page"
 admit virtio-ism/any
@@ -80,7 +80,7 @@ on_smc() {
     podman exec web-pod-nginx smc stat totals | grep -E 'nginx [0-9]+ +[1-9]'
 }
 wait_for on_smc
-say_block $page 'podman looks' logs 'Welcome to nginx' totals 'nginx [0-9]+ +[1-9]'
+say_block $page 'pods look' logs 'Welcome to nginx' totals 'nginx [0-9]+ +[1-9]'
 
 echo "the kubelet, the plugin and the daemon restart, in any order, under traffic"
 # pod NAME DEVICE COMMAND: plays a pod with the device.
@@ -151,7 +151,7 @@ echo "the pods of the node are updated with pools of two tenants, beside running
 kubectl() {
     [ "$1" != apply ] || { command kubectl kustomize "$3" | podman kube play --replace - && return; }
 }
-say_block $page tenants
+say_block $page 'cluster tenants'
 grows web-pod-nginx 1
 # admitted TENANT: waits for its device.
 admitted() {

@@ -29,7 +29,7 @@ kubectl version
 said=''
 nodes=$(kubectl get nodes -o name | wc -l)
 case $nodes in
-    1) say_block docs/clusters.md cluster totals 'nginx [0-9]+ +[1-9]' ;;
+    1) say_block docs/containers.md cluster totals 'nginx [0-9]+ +[1-9]' ;;
     # The scheduler may have put them on two nodes.
     *) say_block docs/containers.md cluster ;;
 esac

@@ -29,7 +29,7 @@ if [ "${1:-}" != inside ]; then
     cp -r "$tree/bin" "$tree/lib" "$root/usr/local"
     mkdir -p "$root/srv/docs" "$root/srv/packaging"
     cp tests/swarm/run.sh tests/containers/common.sh "$root/srv"
-    cp docs/clusters.md "$root/srv/docs"
+    cp docs/containers.md "$root/srv/docs"
     cp packaging/swarm.yaml packaging/vhost-device-ism.toml "$root/srv/packaging"
     cp "$inside" "$root/srv/image.tar"
     enter "$root" ./run.sh inside "$name"
@@ -73,7 +73,7 @@ node() {
     at "$1" ip addr add "$2/24" dev eth0
     at "$1" ip link set eth0 up
     daemon "$1"
-    sed "s|/sys/fs/cgroup/docker|$unified/$name-$1|" docs/clusters.md >page.md
+    sed "s|/sys/fs/cgroup/docker|$unified/$name-$1|" docs/containers.md >page.md
     runner=(at "$1" bash -euc)
     say_block page.md node
     engine "$1"

@@ -35,13 +35,13 @@ fn programs_that_show_mistakes_compile() {
         }
         let name = path.file_name().unwrap().to_str().unwrap();
         assert!(page.contains(name), "docs/upstream.md does not name {name}");
-        let program = env::temp_dir().join(format!("linux-bugs-{}", std::process::id()));
+        let own = smc_test_support::TestDir::new();
+        let program = own.path("linux-bugs");
         let output = Command::new("cc")
             .args(["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-O1", "-o"])
             .args([&program, &path])
             .output()
             .unwrap();
-        let _ = fs::remove_file(program);
         assert!(output.status.success(), "{name}:\n{}", String::from_utf8_lossy(&output.stderr));
         built += 1;
     }

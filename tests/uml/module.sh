@@ -20,7 +20,11 @@ need cc gcc
 need make make
 need perl perl
 need patch patch
+need flock util-linux
 mkdir -p "$out"
+# One build at a time: both would write the same files.
+exec 9>"$out/lock"
+flock 9
 options=(W=1)
 if command -v sparse >/dev/null; then
     # Debian's release does not know this word, which only drops qualifiers.

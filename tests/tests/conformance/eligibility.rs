@@ -147,7 +147,7 @@ fn a_silent_client_is_taken_for_a_plain_one_after_a_while(site: &Site) {
 fn a_plain_server_is_reached_by_connect_tcp(site: &Site) {
     let listener = TcpListener::bind((site.here(), 0)).unwrap();
     let client = site.client(1).connect_how(listener.local_addr().unwrap(), How::Tcp).unwrap();
-    assert_eq!(why(&client), DeclineCode::PeerNoSmc);
+    assert_eq!(why(&client), DeclineCode::TcpWanted);
     assert!(client.nature().text.contains("asked for"), "{}", client.nature().text);
     let (mut server, _) = listener.accept().unwrap();
     send_all(&client, b"plain");

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use guest_driver::interpose::{Watch, Woken};
 use guest_driver::{Interest, Poller, SmcStream};
 use rustix::event::epoll::{self, EventData, EventFlags};
+use smc_test_support::Stopwatch;
 use smc_tests::Fabric;
 use smc_tests::end::{End, Pair, Site};
 use smc_tests::watch::assert_prompt;
@@ -433,12 +434,12 @@ fn a_poller_watches_connections_of_several_stacks(site: &Site) {
                     poller.wait(&mut ready, 64, Some(Duration::from_secs(5))).unwrap();
                 }
                 assert_eq!((ready.len(), ready[0].key), (1, key as u64));
-                Instant::now()
             });
             thread::sleep(Duration::from_millis(20));
-            let sent = Instant::now();
+            let sent = Stopwatch::start();
             send_all(client, b"x");
-            waiting.join().unwrap() - sent
+            waiting.join().unwrap();
+            sent.elapsed()
         });
         wakes.push(woken);
         let mut byte = [0];
@@ -484,22 +485,23 @@ fn a_thread_sleeps_on_the_lines_of_several_connections(site: &Site) {
         let woken = thread::scope(|scope| {
             let waiting = scope.spawn(|| {
                 note("sleeps on lines");
-                (sleep_on_lines(&watch, &streams), Instant::now())
+                sleep_on_lines(&watch, &streams)
             });
             thread::sleep(Duration::from_millis(20));
-            let sent = Instant::now();
+            let sent = Stopwatch::start();
             // The last one ends its direction.
             match round {
                 9 => ends[key].0.shutdown(Shutdown::Write).unwrap(),
                 _ => send_all(&ends[key].0, b"x"),
             }
-            let (found, woken) = waiting.join().unwrap();
+            let found = waiting.join().unwrap();
+            let woken = sent.elapsed();
             if site.fabric() == Fabric::Window && site.is_one_host() {
                 assert_eq!(found, Some(key), "round {round}");
             } else if found.is_none() {
                 return None;
             }
-            Some(woken - sent)
+            Some(woken)
         });
         // Otherwise the device wakes, the case of `Watch::sleep`.
         let Some(woken) = woken else { return };
@@ -524,7 +526,7 @@ fn a_poller_may_be_changed_while_somebody_waits(site: &Site) {
             ready
         });
         thread::sleep(Duration::from_millis(50));
-        let start = Instant::now();
+        let start = Stopwatch::start();
         poller.add(server.stream(), 1, Interest::READ).unwrap();
         let ready = waiting.join().unwrap();
         assert_prompt(&[start.elapsed()]);

@@ -5,6 +5,7 @@ use std::io::ErrorKind;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use smc_test_support::Stopwatch;
 use smc_tests::end::{End, Site};
 use smc_tests::watch::assert_prompt;
 use smc_tests::{note, pattern, read_exactly, send_all, test_timeout};
@@ -193,15 +194,13 @@ fn late_data_wakes_a_sleeping_reader_at_once(site: &Site) {
     let mut wakes = Vec::new();
     for round in 0..20 {
         let woken = thread::scope(|scope| {
-            let reading = scope.spawn(|| {
-                read_exactly(&server, 1);
-                Instant::now()
-            });
+            let reading = scope.spawn(|| read_exactly(&server, 1));
             // Long enough for the reader to be fast asleep.
             thread::sleep(Duration::from_millis(5 + round % 3 * 10));
-            let sent = Instant::now();
+            let sent = Stopwatch::start();
             send_all(&client, b"x");
-            reading.join().unwrap() - sent
+            reading.join().unwrap();
+            sent.elapsed()
         });
         wakes.push(woken);
     }
