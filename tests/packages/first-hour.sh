@@ -23,7 +23,7 @@ if [ "${1:-}" != inside ]; then
             redis-server,redis-tools,tshark,iproute2,mount,passwd,systemd-standalone-sysusers,systemd-standalone-tmpfiles)
         place=$(mktemp -d)
         tar -C "$place" -xf "$image"
-        cp "$packages"/*.deb tests/containers/common.sh tests/packages/first-hour.sh docs/first-hour.md \
+        cp "$packages"/*.deb tests/containers/common.sh tests/packages/first-hour.sh docs/start.md \
             "$place/srv"
         status=0
         echo "on $suite"
@@ -68,8 +68,8 @@ one() {
     esac
 }
 runner=(one)
-[ "$(block first-hour.md first-hour | wc -l)" -le 8 ] || fail "the page has more than eight commands"
-say_block first-hour.md first-hour 'stat connections' 'SMC-D.*6390|redis-server.*SMC-D|SMC-D v2' \
+[ "$(block start.md first-hour | wc -l)" -le 8 ] || fail "the page has more than eight commands"
+say_block start.md first-hour 'stat connections' 'SMC-D.*6390|redis-server.*SMC-D|SMC-D v2' \
     'tshark -r' 'colour|blue'
 left=$(comm -13 <(echo "$before") <(find /etc /usr /var/lib /run -xdev ! -path '/var/lib/dpkg/*' \
     ! -path '/var/lib/apt/*' | sort) | grep -vE '/(passwd|group|shadow|gshadow|subuid|subgid)-?$|cache|/redis' || true)

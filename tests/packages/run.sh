@@ -206,9 +206,6 @@ run() {
 
 # installed: looks at the packages, while they are there and before the daemon runs.
 installed() {
-    local size
-    size=$(stat -c %s "$place/usr/bin/smc")
-    [ "$size" -le $((13 << 20)) ] || fail "smc has $size bytes"
     for file in /usr/share/man/man8/vhost-device-ism.8.gz /usr/share/man/man1/smc-run.1.gz \
         /usr/share/bash-completion/completions/{smc,vhost-device-ism} \
         /usr/share/fish/vendor_completions.d/{smc,vhost-device-ism}.fish \
@@ -218,7 +215,7 @@ installed() {
         /usr/share/vhost-device-ism/grafana-programs.json \
         /usr/share/vhost-device-ism/prometheus-alerts.yaml \
         /usr/share/doc/vhost-device-ism/{operating,vhost-device-ism}.md.gz \
-        /usr/share/doc/smc/preload.md.gz /usr/share/doc/smc/troubleshooting.md.gz \
+        /usr/share/doc/smc/preload.md.gz /usr/share/doc/smc/when-it-is-tcp.md.gz \
         /etc/apparmor.d/vhost-device-ism /etc/apparmor.d/local/vhost-device-ism; do
         [ -e "$place$file" ] || fail "there is no $file"
     done
@@ -226,7 +223,7 @@ installed() {
     [ "$(stat -c '%a' "$place/run/vhost-device-ism")" = 750 ] || fail "mode of the directory"
     [ "$(chroot "$place" stat -c '%U:%G' /run/vhost-device-ism)" = vhost-device-ism:kvm ] ||
         fail "owner of the directory"
-    echo "    smc has $((size >> 10)) KiB; files, user and directories are there"
+    echo "    files, user and directories are there"
 
     # A package of that name and those files, since the distribution has none.
     mkdir -p "$place/tmp/smc-tools/DEBIAN" "$place/tmp/smc-tools/usr/bin"
