@@ -7,6 +7,7 @@ use std::process::{Command, ExitCode};
 use std::time::Instant;
 
 use crate::artifacts;
+use crate::guest_tests;
 use crate::image::{self, Contents};
 use crate::packages;
 use crate::tool::{self, ToolError, at};
@@ -84,15 +85,12 @@ pub(crate) fn run(args: &Args, root: &Path) -> Result<ExitCode, ToolError> {
     };
     let initrd = image::write(&contents, &target.join("vm"))?;
     eprintln!("xtask: everything is built, after {} s", start.elapsed().as_secs());
-    for nth in 1..=args.times {
-        if args.times > 1 {
-            eprintln!("xtask: run {nth} of {}, after {} s", args.times, start.elapsed().as_secs());
-        }
+    let tests = |only: &[String]| {
         let mut command = Command::new("unshare");
         // As another user: with a user namespace, as its root.
         command.arg("--net").args((!is_root()).then_some("--map-root-user"));
         command.arg("--").arg(root.join("tests/uml/network.sh")).arg(&programs.tests);
-        command.current_dir(root.join("tests")).args(&args.only).arg("--test-threads=4");
+        command.current_dir(root.join("tests")).args(only).arg("--test-threads=4");
         command.env("UML", kernel.join("linux")).env("UML_INITRD", &initrd);
         command.env("DAEMON", &programs.daemon);
         // Guests wait most of the time.
@@ -108,7 +106,15 @@ pub(crate) fn run(args: &Args, root: &Path) -> Result<ExitCode, ToolError> {
         if args.keep {
             command.env("SMC_VM_KEEP", "1");
         }
-        if !tool::status(command)?.success() {
+        command
+    };
+    if args.times == 1 && !args.perf {
+        let ended = guest_tests::watched(tests(&args.only), guest_tests::print_first)?;
+        return guest_tests::report(&[ended], |name| tests(&[name.to_owned()]));
+    }
+    for nth in 1..=args.times {
+        eprintln!("xtask: run {nth} of {}, after {} s", args.times, start.elapsed().as_secs());
+        if !tool::status(tests(&args.only))?.success() {
             return Ok(ExitCode::FAILURE);
         }
     }

@@ -2,12 +2,13 @@
 //! `cargo xtask vm`.
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode, ExitStatus};
+use std::process::{Command, ExitCode};
 use std::time::Instant;
 
 use clap::Subcommand;
 
 use crate::artifacts::{self, Artifacts};
+use crate::guest_tests::{self, Ended, print_first, watched};
 use crate::nested;
 use crate::packages::Programs;
 use crate::tool::{self, ToolError};
@@ -20,6 +21,9 @@ on two processors); kernel and QEMU are kept in ${XDG_CACHE_HOME:-~/.cache}/vhos
 Nothing needs root or KVM; ACCEL=kvm uses KVM.";
 
 pub(crate) const AFTER: &str = "\
+A test that fails runs once more, alone, and both results are shown: emulated guests may miss a time \
+on a busy machine.
+
 What a failed test leaves (consoles, logs, transcripts) is in target/vm/<test>/.
 
 To run the tests by hand:
@@ -184,17 +188,17 @@ fn all_tests(root: &Path, artifacts: &Artifacts, args: &Args) -> Result<ExitCode
     let last = last.command(root, artifacts, args);
     let (most, (waiting, text)) = std::thread::scope(|scope| {
         let waiting = scope.spawn(|| {
-            let mut text = String::new();
-            let result = watched(waiting, |line| text += &format!("{line}\n"));
+            let mut text = Vec::new();
+            let result = watched(waiting, |line| text.push(line.to_owned()));
             (result, text)
         });
-        let most = watched(most, |line| println!("{line}"));
+        let most = watched(most, print_first);
         let waiting = waiting.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         (most, waiting)
     });
-    print!("{text}");
-    let last = watched(last, |line| println!("{line}"))?;
-    Ok(report(&[most?, waiting?, last]))
+    text.iter().for_each(|line| print_first(line));
+    let last = watched(last, print_first)?;
+    played_again(&[most?, waiting?, last], root, artifacts, args)
 }
 
 /// Runs the tests whose name contains one of some filters.
@@ -206,67 +210,20 @@ fn tests(
 ) -> Result<ExitCode, ToolError> {
     let only = args.only.iter().map(String::as_str).collect();
     let run = Run { only, skip: Vec::new(), beds };
-    let ended = watched(run.command(root, artifacts, args), |line| println!("{line}"))?;
-    Ok(report(&[ended]))
+    let ended = watched(run.command(root, artifacts, args), print_first)?;
+    played_again(&[ended], root, artifacts, args)
 }
 
-/// How a run of the test program ended.
-struct Ended {
-    status: ExitStatus,
-    /// Names of tests.
-    failed: Vec<String>,
-    /// What they panicked with, for the end of a long output.
-    panics: Panics,
-}
-
-/// Names the tests that failed, and says why.
-fn report(runs: &[Ended]) -> ExitCode {
-    let mut code = ExitCode::SUCCESS;
-    for Ended { status, failed, panics } in runs.iter().filter(|run| !run.status.success()) {
-        eprintln!("xtask: FAILED ({status}): {}", failed.join(", "));
-        panics.lines.iter().for_each(|line| eprintln!("    {line}"));
-        code = ExitCode::FAILURE;
-    }
-    code
-}
-
-/// Runs the test program and hands over each line of its output.
-fn watched(command: Command, mut each: impl FnMut(&str)) -> Result<Ended, ToolError> {
-    let mut failed = Vec::new();
-    let mut panics = Panics::default();
-    // After these lines follows output of tests, some of which run others in guests.
-    let mut over = false;
-    let status = tool::lines(command, |line| {
-        each(line);
-        over |= matches!(line, "successes:" | "failures:");
-        if !over {
-            failed.extend(failed_test(line).map(str::to_owned));
-        }
-        panics.take(line);
-    })?;
-    Ok(Ended { status, failed, panics })
-}
-
-/// The messages of panics, without what follows them.
-#[derive(Default)]
-struct Panics {
-    lines: Vec<String>,
-    within: bool,
-}
-
-impl Panics {
-    fn take(&mut self, line: &str) {
-        self.within |= line.starts_with("thread '") && line.contains(" panicked at ");
-        self.within &= !line.starts_with("note: ") && line != "stack backtrace:";
-        if self.within {
-            self.lines.push(line.to_owned());
-        }
-    }
-}
-
-/// The name of a test that has failed, from a line of a test program.
-fn failed_test(line: &str) -> Option<&str> {
-    line.strip_prefix("test ")?.strip_suffix(" ... FAILED")
+fn played_again(
+    runs: &[Ended],
+    root: &Path,
+    artifacts: &Artifacts,
+    args: &Args,
+) -> Result<ExitCode, ToolError> {
+    guest_tests::report(runs, |name| {
+        let only = Run { only: vec![name], skip: Vec::new(), beds: Some(1) };
+        only.command(root, artifacts, args)
+    })
 }
 
 fn root() -> Result<PathBuf, ToolError> {
@@ -279,34 +236,4 @@ fn with(artifacts: &Artifacts, program: &Path) -> Command {
     let mut command = Command::new(program);
     command.envs(artifacts.variables());
     command
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_line_of_a_failed_test_names_it() {
-        assert_eq!(failed_test("test a::b ... FAILED"), Some("a::b"));
-        for line in ["test a::b ... ok", "test a::b ... ignored, slow", "failures:", "FAILED", ""] {
-            assert_eq!(failed_test(line), None, "{line}");
-        }
-    }
-
-    #[test]
-    fn messages_of_panics_are_kept_without_backtraces() {
-        let mut panics = Panics::default();
-        for line in [
-            "a cell  ok",
-            "thread 'a::b' (7) panicked at tests/a.rs:1:2:",
-            "2 cells:",
-            "a cell  FAILED",
-            "stack backtrace:",
-            "   0: main",
-        ] {
-            panics.take(line);
-        }
-        let kept = ["thread 'a::b' (7) panicked at tests/a.rs:1:2:", "2 cells:", "a cell  FAILED"];
-        assert_eq!(panics.lines, kept);
-    }
 }
