@@ -128,11 +128,15 @@ pub(crate) fn write(contents: &Contents, dir: &Path) -> Result<PathBuf, ToolErro
     let hash: String = hash.finalize().iter().take(8).map(|byte| format!("{byte:02x}")).collect();
     let kind = contents.kind;
     let image = dir.join(format!("{kind}-{hash}.cpio"));
+    fs::create_dir_all(dir).map_err(at(dir))?;
+    // Two tasks write the same files.
+    let lock = dir.join("lock");
+    let locked = fs::File::create(&lock).and_then(|file| file.lock().map(|()| file));
+    let _locked = locked.map_err(at(&lock))?;
     if image.is_file() {
         return Ok(image);
     }
     eprintln!("xtask: writes {}", image.display());
-    fs::create_dir_all(dir).map_err(at(dir))?;
     for old in fs::read_dir(dir).map_err(at(dir))?.flatten() {
         if old.file_name().to_string_lossy().starts_with(&format!("{kind}-")) {
             let _ = fs::remove_file(old.path());

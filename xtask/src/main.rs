@@ -17,12 +17,11 @@
 
 mod artifacts;
 mod cache;
-mod coverage;
 mod cpio;
 mod dependencies;
+mod guest_tests;
 mod image;
 mod library_page;
-mod mutants;
 mod nested;
 mod package;
 mod packages;
@@ -37,6 +36,7 @@ mod uml;
 mod vm;
 mod wheel;
 
+use std::io::Write as _;
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -57,15 +57,9 @@ enum Task {
     /// Run the tests of the kernel's driver under user-mode Linux, after building what they need.
     #[command(long_about = uml::LONG_ABOUT)]
     Uml(uml::Args),
-    /// Print how many lines of the device and the protocol their own tests run.
-    #[command(long_about = coverage::LONG_ABOUT)]
-    Coverage(coverage::Args),
     /// Attack a daemon for a long time, and simulate link groups.
     #[command(long_about = siege::LONG_ABOUT)]
     Siege(siege::Args),
-    /// Break rules of the handshake, and count the breaks that the conformance suite finds.
-    #[command(long_about = mutants::LONG_ABOUT)]
-    Mutants(mutants::Args),
     /// Build Debian packages and a tarball.
     #[command(long_about = package::LONG_ABOUT)]
     Package(package::Args),
@@ -84,14 +78,16 @@ fn main() -> ExitCode {
     let done = match Cli::parse().task {
         Task::Vm(args) => vm::run(&args).map_err(|error| error.to_string()),
         Task::Uml(args) => uml::run(&args, &root).map_err(|error| error.to_string()),
-        Task::Coverage(args) => coverage::run(&args, &root).map_err(|error| error.to_string()),
         Task::Siege(args) => siege::run(&args, &root).map_err(|error| error.to_string()),
-        Task::Mutants(args) => mutants::run(&args, &root).map_err(|error| error.to_string()),
         Task::Package(args) => package::run(&args, &root).map_err(|error| error.to_string()),
         Task::Site => site::run(&root).map_err(|error| error.to_string()),
         Task::Dependencies => dependencies::run(&root).map_err(|error| error.to_string()),
-        Task::ProtocolMap => protocol_map::write(&root)
-            .map(|()| ExitCode::SUCCESS)
+        Task::ProtocolMap => protocol_map::generate(&root)
+            .map(|map| {
+                // The reader may have read enough.
+                let _ = std::io::stdout().write_all(map.as_bytes());
+                ExitCode::SUCCESS
+            })
             .map_err(|error| error.to_string()),
     };
     done.unwrap_or_else(|error| {

@@ -5,26 +5,21 @@ use std::path::Path;
 
 use crate::site::normal;
 
-/// The pages that are for those who use the programs: where they are, and their names in packages.
-pub(crate) const PAGES: [(&str, &str); 19] = [
-    ("docs/first-hour.md", "first-hour.md"),
-    ("docs/trying.md", "trying.md"),
+/// The pages for users of the programs: their paths, and their names in packages.
+pub(crate) const PAGES: [(&str, &str); 14] = [
+    ("docs/start.md", "start.md"),
     ("docs/preload.md", "preload.md"),
     ("docs/preload-contract.md", "preload-contract.md"),
-    ("docs/sockets.md", "sockets.md"),
     ("docs/containers.md", "containers.md"),
-    ("docs/clusters.md", "clusters.md"),
     ("docs/virtual-machines.md", "virtual-machines.md"),
     ("docs/embedding.md", "embedding.md"),
     ("docs/ends.md", "ends.md"),
-    ("docs/troubleshooting.md", "troubleshooting.md"),
-    ("docs/faq.md", "faq.md"),
+    ("docs/when-it-is-tcp.md", "when-it-is-tcp.md"),
     ("docs/operating.md", "operating.md"),
     ("backend/README.md", "vhost-device-ism.md"),
     ("docs/observing.md", "observing.md"),
     ("docs/performance.md", "performance.md"),
     ("docs/threat-model.md", "threat-model.md"),
-    ("docs/compatibility.md", "compatibility.md"),
     ("docs/linux.md", "linux.md"),
 ];
 

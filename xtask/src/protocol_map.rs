@@ -12,8 +12,6 @@ use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
-/// The file that is generated.
-pub(crate) const MAP: &str = "docs/protocol-map.md";
 const RULES: &str = "docs/requirements.tsv";
 const SOURCES: [&str; 4] = ["backend", "guest-driver", "smc-core", "tests"];
 const SHOWS: &str = "// Shows: ";
@@ -40,7 +38,7 @@ const AREAS: [(&str, &str); 14] = [
 const PREFACE: &str = "\
 # Protocol map
 
-`cargo xtask protocol-map` writes this file; a test fails if it is out of date. Do not edit it.
+`cargo xtask protocol-map` prints this page, made of the sources.
 
 The map says where each rule of RFC 7609 and of the SMC Version 2 specification (release 2.1) is
 kept, and which tests show it. The rules and their notes are in
@@ -48,7 +46,7 @@ kept, and which tests show it. The rules and their notes are in
 project's number of a rule. \"Where\" lists the files whose comments cite the id. \"Tests\" lists
 the functions that a comment `// Shows:` connects with it; `git grep -w \"fn NAME\"` finds them. A
 note says what the code does differently, or why there is no test. Where the specifications are
-silent, [readings.md](readings.md) says how they were read.
+silent, [conformance.md](conformance.md#readings-of-the-specifications) says how they were read.
 
 Levels: M mandatory, S recommended, O optional, I implied by the specifications.
 
@@ -312,29 +310,15 @@ fn render(rules: &[Rule], citations: &Citations) -> String {
     map
 }
 
-/// Writes the map.
-///
-/// # Errors
-/// As [`generate`], or the file cannot be written.
-pub(crate) fn write(root: &Path) -> Result<(), MapError> {
-    let path = root.join(MAP);
-    fs::write(&path, generate(root)?).map_err(|source| MapError::File { path, source })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn the_map_is_what_the_sources_say() {
+    fn each_citation_is_of_a_rule() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
         let map = generate(root).unwrap_or_else(|why| panic!("{why}"));
-        let written = read(&root.join(MAP)).unwrap();
-        let differs = map.lines().zip(written.lines()).find(|(new, old)| new != old);
-        assert!(
-            map == written,
-            "{MAP} is out of date, run `cargo xtask protocol-map`; first difference: {differs:?}"
-        );
+        assert!(map.lines().filter(|line| line.starts_with("| CLC-")).count() > 50);
     }
 
     fn cited(name: &str, text: &str) -> (Vec<String>, Vec<String>) {

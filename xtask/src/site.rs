@@ -9,6 +9,7 @@ use std::fs;
 use std::path::{Component, Path, PathBuf};
 use std::process::{Command, ExitCode};
 
+use crate::protocol_map;
 use crate::tool::{self, ToolError, at};
 use crate::wheel::Wheel;
 
@@ -49,7 +50,13 @@ pub(crate) fn run(root: &Path) -> Result<ExitCode, ToolError> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Lays out the sources of the site: the documents, and what they link to.
+/// The line of the table of contents before the generated page, and the line of that page.
+const CONFORMANCE: &str = "- [Conformance](conformance.md)\n";
+const PROTOCOL_MAP: &str = "- [Map of the protocol](protocol-map.md)\n";
+/// The line of the index of decisions, with the records below.
+const DECISIONS: &str = "- [Decisions](docs/decisions/README.md)\n";
+
+/// Lays out the sources of the site: the documents, and the targets of their links.
 fn stage(root: &Path, place: &Path) -> Result<(), ToolError> {
     let source = place.join("source");
     let contents = read(&root.join("docs/SUMMARY.md"))?;
@@ -82,7 +89,18 @@ fn stage(root: &Path, place: &Path) -> Result<(), ToolError> {
     }
     let mut summary =
         contents.replacen("# Summary\n", "# Summary\n\n[What this is](README.md)\n", 1);
+    let map = protocol_map::generate(root)
+        .map_err(|error| ToolError::Answer { program: "xtask".into(), what: error.to_string() })?;
+    write(&source.join("docs/protocol-map.md"), &map)?;
+    summary = summary.replacen(CONFORMANCE, &format!("{CONFORMANCE}{PROTOCOL_MAP}"), 1);
     summary = summary.replace("](", "](docs/").replace("](docs/README.md)", "](README.md)");
+    let (records, more): (BTreeMap<_, _>, BTreeMap<_, _>) =
+        more.into_iter().partition(|(file, _)| file.starts_with("docs/decisions"));
+    let mut decisions = DECISIONS.to_owned();
+    for (file, title) in records {
+        decisions += &format!("  - [{title}]({})\n", file.display());
+    }
+    summary = summary.replacen(DECISIONS, &decisions, 1);
     summary += "\n# Of the repository\n\n";
     for (file, title) in more {
         summary += &format!("- [{title}]({})\n", file.display());
@@ -205,12 +223,11 @@ mod tests {
 
     #[test]
     fn a_link_that_leads_nowhere_is_found() {
-        let book = std::env::temp_dir().join(format!("xtask-site-{}", std::process::id()));
+        let book = smc_test_support::TestDir::new();
         fs::create_dir_all(book.join("docs")).unwrap();
         let page = "<h1 id=\"top\"></h1><a href=\"a.html#top\"><a href=\"b.html\"><a href=\"#x\"><a href=\"https://c/d\">";
         fs::write(book.join("docs/a.html"), page).unwrap();
         let found = faults(&book).unwrap().join("\n");
-        fs::remove_dir_all(&book).unwrap();
         assert!(found.contains("no index for the search") && found.contains("only 1 pages"));
         assert!(found.contains("a.html: b.html") && found.contains("a.html: #x"), "{found}");
         assert!(!found.contains("#top") && !found.contains("https"), "{found}");

@@ -2,31 +2,15 @@
 //! `cargo xtask vm` on a machine without the needed packages.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Output};
 
-/// A directory that the test removes at its end.
-struct Dir(PathBuf);
-
-impl Dir {
-    fn new(name: &str) -> Dir {
-        let dir = std::env::temp_dir().join(format!("xtask-{name}-{}", std::process::id()));
-        std::fs::create_dir_all(&dir).unwrap();
-        Dir(dir)
-    }
-}
-
-impl Drop for Dir {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
-
+use smc_test_support::TestDir;
 /// Runs `cargo xtask vm build` without any program in `PATH` and with an empty cache.
-fn without_programs(dir: &Dir, variables: &[(&str, &str)]) -> Output {
+fn without_programs(dir: &TestDir, variables: &[(&str, &str)]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_xtask"));
-    command.args(["vm", "build"]).env_clear().env("PATH", &dir.0).env("HOME", &dir.0);
-    // As cargo sets them. A build would end here at once.
+    command.args(["vm", "build"]).env_clear().env("PATH", dir).env("HOME", dir);
+    // As set by cargo. A build would end here at once.
     command.env("CARGO_MANIFEST_DIR", env!("CARGO_MANIFEST_DIR")).env("CARGO", "/bin/false");
     command.envs(variables.iter().copied());
     command.output().unwrap()
@@ -34,7 +18,7 @@ fn without_programs(dir: &Dir, variables: &[(&str, &str)]) -> Output {
 
 #[test]
 fn all_missing_packages_are_named_in_one_message_before_anything_is_built() {
-    let dir = Dir::new("names");
+    let dir = TestDir::new();
     let output = without_programs(&dir, &[]);
     assert!(!output.status.success());
     let text = String::from_utf8(output.stderr).unwrap();
@@ -53,12 +37,12 @@ fn all_missing_packages_are_named_in_one_message_before_anything_is_built() {
         assert_eq!(times, 1, "{package}: {text}");
     }
     assert!(!text.contains("builds"), "{text}");
-    assert_eq!(std::fs::read_dir(&dir.0).unwrap().count(), 0, "something was built");
+    assert_eq!(std::fs::read_dir(dir).unwrap().count(), 0, "something was built");
 }
 
 #[test]
 fn a_build_that_is_not_needed_needs_no_packages() {
-    let dir = Dir::new("given");
+    let dir = TestDir::new();
     let given = Path::new(env!("CARGO_BIN_EXE_xtask")).to_str().unwrap();
     let output = without_programs(
         &dir,
@@ -73,7 +57,7 @@ fn a_build_that_is_not_needed_needs_no_packages() {
 
 #[test]
 fn packages_that_cannot_be_installed_are_named_as_well() {
-    let dir = Dir::new("install");
+    let dir = TestDir::new();
     let output = without_programs(&dir, &[("CI", "true")]);
     assert!(!output.status.success());
     let text = String::from_utf8(output.stderr).unwrap();
