@@ -39,7 +39,7 @@ pub(crate) fn report(
     } else {
         for name in failed {
             let mut command = alone(name);
-            command.args(["--exact", "--test-threads=1"]);
+            command.arg("--exact");
             let again = watched(command, |line| println!("{line}"))?.status.success();
             let result = if again { "passed" } else { "FAILED again" };
             eprintln!("xtask: {name}: FAILED beside others, {result} alone");
@@ -151,6 +151,17 @@ mod tests {
     fn a_test_that_fails_beside_others_may_pass_alone() {
         assert!(all_is_well(ended("exit 101", &["a", "b"])));
         assert!(!all_is_well(ended("exit 101", &["a", "c"])));
+    }
+
+    // The arguments of a first run and of the run alone are those of one test program.
+    #[test]
+    fn a_test_program_takes_the_arguments_of_a_run_alone() {
+        let code = report(&[ended("exit 101", &["a_line_of_a_failed_test_names_it"])], |name| {
+            let mut tests = Command::new(std::env::current_exe().unwrap());
+            tests.args([&format!("guest_tests::tests::{name}"), "--test-threads=4"]);
+            tests
+        });
+        assert_eq!(code.unwrap(), ExitCode::SUCCESS);
     }
 
     #[test]
