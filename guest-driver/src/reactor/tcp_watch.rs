@@ -35,6 +35,8 @@ pub(crate) struct TcpWatch<C> {
     last: Mutex<Vec<Arc<C>>>,
     /// Connections to visit soon.
     visits: Mutex<Vec<u64>>,
+    /// The set is a parent's: this process, the child of a fork, calls its connections in turns.
+    is_inherited: AtomicBool,
 }
 
 /// Time from the first entry in an empty list of visits to the visits, and between visits.
@@ -61,7 +63,8 @@ impl<C: ConnectionHandler> TcpWatch<C> {
         let wake = EventFd::new()?;
         let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
         epoll::add(&set, &wake, epoll::EventData::new_u64(WAKE), flags)?;
-        let [stopped, again, returns] = std::array::from_fn(|_| AtomicBool::new(false));
+        let [stopped, again, returns, is_inherited] =
+            std::array::from_fn(|_| AtomicBool::new(false));
         let (next, connections, last) = (AtomicU64::new(0), Mutex::default(), Mutex::default());
         let visits = Mutex::default();
         Ok(Arc::new(TcpWatch {
@@ -74,6 +77,7 @@ impl<C: ConnectionHandler> TcpWatch<C> {
             connections,
             last,
             visits,
+            is_inherited,
         }))
     }
 
@@ -111,6 +115,9 @@ impl<C: ConnectionHandler> TcpWatch<C> {
         last: epoll::EventFlags,
         events: epoll::EventFlags,
     ) -> io::Result<()> {
+        if self.is_inherited() {
+            return Ok(());
+        }
         let data = epoll::EventData::new_u64(name);
         match last.is_empty() {
             true => epoll::add(&self.set, tcp, data, events)?,
@@ -122,7 +129,18 @@ impl<C: ConnectionHandler> TcpWatch<C> {
     /// Watches a TCP connection no more by this number. The set would keep the file under the number as
     /// long as the file is open.
     pub(crate) fn forget_number(&self, tcp: BorrowedFd<'_>) {
-        let _ = epoll::delete(&self.set, tcp);
+        if !self.is_inherited() {
+            let _ = epoll::delete(&self.set, tcp);
+        }
+    }
+
+    /// Leaves the set to the parent of this process, whose thread may still change the set.
+    pub(crate) fn leave_to_parent(&self) {
+        self.is_inherited.store(true, Ordering::Relaxed);
+    }
+
+    fn is_inherited(&self) -> bool {
+        self.is_inherited.load(Ordering::Relaxed)
     }
 
     /// Visits connections if their time has come. Returns the limit of the next wait.

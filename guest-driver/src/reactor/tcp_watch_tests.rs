@@ -67,6 +67,28 @@ fn a_connection_is_visited_until_it_says_so_and_an_ended_one_is_not() {
     assert_eq!(connection.visits.load(Ordering::Relaxed), 2);
 }
 
+// The parent's thread may enter a connection between the fork and the first entry of the child.
+#[test]
+fn a_set_that_is_the_parents_keeps_its_events() {
+    let watch = TcpWatch::new().unwrap();
+    let connection = Wishing::new(&watch, 0);
+    let name = watch.enter(Arc::downgrade(&connection));
+    let (ours, mut peers) = UnixStream::pair().unwrap();
+    let none = rustix::event::epoll::EventFlags::empty();
+    watch.watch(ours.as_fd(), name, none, super::BYTES).unwrap();
+    watch.leave_to_parent();
+    watch.watch(ours.as_fd(), name, none, super::ROOM).unwrap();
+    watch.forget_number(ours.as_fd());
+    peers.write_all(b"bytes").unwrap();
+    watch.run(|| {
+        if !lock(&connection.log).is_empty() {
+            watch.stop_after(Vec::new());
+        }
+        None
+    });
+    assert_eq!(*lock(&connection.log), ["tcp"]);
+}
+
 #[test]
 fn a_connection_that_comes_back_does_not_wait_for_the_bytes_of_others() {
     let (watch, log) = (TcpWatch::new().unwrap(), Arc::<Mutex<Vec<_>>>::default());

@@ -100,6 +100,7 @@ impl Stack {
     /// Takes the devices over, in the child. Connections other than `kept` are closed, as the kernel
     /// does for an ending process.
     pub fn take_over(self: &Arc<Self>, kept: &[&SmcStream]) -> StackUpkeep {
+        self.tcp_watch.get().into_iter().for_each(|watch| watch.leave_to_parent());
         let live = self.live_devices();
         for OpenDevice { reactor, fabric, .. } in &live {
             reactor.forget_threads();
