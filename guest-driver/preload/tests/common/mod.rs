@@ -312,7 +312,8 @@ impl Running {
             std::thread::sleep(Duration::from_millis(2));
         };
         // Its last output may still be in the pipe.
-        let text = self.settled_output();
+        self.await_readers();
+        let text = self.out.text();
         if !status.success() {
             let mut said = format!("{}: {status}\n{text}\n{}", self.name, self.err.text());
             // The program with the cause of the failure may end a moment later.
@@ -325,16 +326,14 @@ impl Running {
         text
     }
 
-    /// The complete output of an ended program.
-    fn settled_output(&self) -> String {
-        let mut text = self.out.text();
-        // The other reference is the reader's.
+    /// Waits until the output of an ended program is complete. A child of the program may hold the pipe.
+    fn await_readers(&self) {
         let begun = Instant::now();
-        while Arc::strong_count(&self.out.0) > 1 && begun.elapsed() < Duration::from_secs(1) {
+        // The other reference is the reader's.
+        let reads = |said: &Said| Arc::strong_count(&said.0) > 1;
+        while (reads(&self.out) || reads(&self.err)) && begun.elapsed() < Duration::from_secs(1) {
             std::thread::sleep(Duration::from_millis(1));
-            text = self.out.text();
         }
-        text
     }
 
     /// Asks the program to end, and waits for its end.
