@@ -80,11 +80,13 @@ fn room(limit: u64, highest: c_int) -> usize {
 /// Whether the program, after getting the number `fd`, has enough numbers left beside the copies for
 /// handshakes. `copy` is the newest copy.
 ///
-/// The program may take further numbers before the end of a handshake. So the fewer numbers are left,
-/// the fewer handshakes run at the same time.
+/// The program may take all further numbers before the end of a handshake, whose peer decides how long
+/// the handshake lasts. So all handshakes together have a small part of the limit, and a smaller one if
+/// fewer numbers are left.
 fn is_plenty(limit: u64, fd: c_int, copy: c_int) -> bool {
     let copies = copy - fd.max(floor(limit));
-    room(limit, copy) > 0 && copies.max(0) as usize <= room(limit, fd) / 4
+    let most = usize::try_from(limit / 16).unwrap_or(usize::MAX).min(room(limit, fd) / 4);
+    room(limit, copy) > 0 && copies.max(0) as usize <= most
 }
 
 /// Maximum number of pairs of descriptors for waiting calls, see [`PairPlace`].
@@ -205,7 +207,7 @@ mod tests {
     fn the_fewer_numbers_are_left_the_fewer_handshakes_run() {
         let most = |fd: c_int| (fd..1024).rfind(|copy| is_plenty(1024, fd, *copy));
         let floor = floor(1024);
-        assert_eq!(most(4), Some(floor + 230));
+        assert_eq!(most(4), Some(floor + 64));
         assert_eq!(most(700), Some(700 + 56));
         assert_eq!(most(900), Some(900 + 6));
         assert_eq!(most(924), None);
