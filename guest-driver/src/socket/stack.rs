@@ -33,9 +33,10 @@ use smc_rendezvous::PeerDiscovery;
 use virtio_ism::transport::DeviceAddress;
 use virtio_ism::{IsmDevice, OpenOptions, Prefer};
 
-/// Pause before a stack tries again to open a device. The pause after a failed attempt is at least
-/// ten times as long as the attempt: a daemon that hangs answers none for a second and more.
+/// The shortest pause before a stack tries again to open a device.
 const REOPEN_PAUSE: Duration = Duration::from_millis(100);
+/// The longest pause: a daemon that was too busy to answer may be fast again.
+const LONGEST_REOPEN_PAUSE: Duration = Duration::from_secs(30);
 
 /// The SMC stack of a process: its devices, RNICs, peers and configuration. Each socket belongs to a
 /// stack and keeps it alive. A closed connection does not: bytes not sent before the drop of the stack
@@ -435,7 +436,7 @@ impl Stack {
                         self.returns.opened.store(true, Ordering::SeqCst);
                     }
                     Err(error) => {
-                        slot.due = Some(Instant::now() + REOPEN_PAUSE.max(10 * now.elapsed()));
+                        slot.due = Some(Instant::now() + reopen_pause(now.elapsed()));
                         slot.kind = error.kind();
                         let last = std::mem::replace(&mut slot.error, error.to_string());
                         if slot.error != last {
@@ -669,6 +670,12 @@ fn run_in_background(
     };
     let thread = ism_sys::start_thread(name, ism_sys::USUAL_STACK, body);
     thread.map(|_| ()).inspect_err(|_| reactor.stopped())
+}
+
+/// The pause after a failed attempt to open a device: ten times as long as the attempt, because a daemon
+/// that hangs answers none for seconds, and calls of the program wait for each.
+fn reopen_pause(attempt: Duration) -> Duration {
+    (10 * attempt).clamp(REOPEN_PAUSE, LONGEST_REOPEN_PAUSE)
 }
 
 /// This host's name, as far as possible in CLC.
