@@ -4,6 +4,7 @@
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
 #include <setjmp.h>
@@ -474,10 +475,28 @@ static void informed(int signal, siginfo_t *info, void *context) {
     nested++;
 }
 
+// Waits until the first thread sleeps, at two looks in a row.
+static void await_sleep(void) {
+    char name[64], stat[512];
+    snprintf(name, sizeof name, "/proc/self/task/%d/stat", getpid());
+    for (int asleep = 0; asleep < 2;) {
+        usleep(20000);
+        int file = open(name, O_RDONLY | O_CLOEXEC);
+        CHECK(file >= 0);
+        ssize_t n = read(file, stat, sizeof stat - 1);
+        CHECK(n > 0 && close(file) == 0);
+        stat[n] = 0;
+        char *state = strrchr(stat, ')');
+        CHECK(state != NULL && state[1] == ' ');
+        asleep = state[2] == 'S' ? asleep + 1 : 0;
+    }
+}
+
 static void *sends_later(void *argument) {
-    usleep(50000);
+    int before = handled;
+    await_sleep();
     CHECK(pthread_kill(*(pthread_t *)argument, SIGUSR1) == 0);
-    usleep(50000);
+    while (handled == before) usleep(1000);
     CHECK(send(fd, "y", 1, 0) == 1);
     return NULL;
 }

@@ -5,7 +5,7 @@ use std::ffi::c_int;
 use std::mem::zeroed;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::{fd, named, names, ok, ret};
 use crate::script::Words;
@@ -184,6 +184,18 @@ fn alarm(millis: i64) -> String {
     }
 }
 
+/// Waits until a signal has been caught that is still to be counted.
+fn await_signal(signal: c_int) -> String {
+    let end = Instant::now() + Duration::from_secs(10);
+    while CAUGHT[signal as usize].load(Ordering::Relaxed) == 0 {
+        if Instant::now() > end {
+            return "none".into();
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    "ok".into()
+}
+
 pub(super) fn operate(op: &str, name: &str, words: &mut Words<'_>) -> Option<String> {
     Some(match op {
         "poll" | "ppoll" => poll(op, words),
@@ -194,6 +206,7 @@ pub(super) fn operate(op: &str, name: &str, words: &mut Words<'_>) -> Option<Str
         "caught" => {
             CAUGHT[names::signal(&words.word()) as usize].swap(0, Ordering::Relaxed).to_string()
         }
+        "await" => await_signal(names::signal(&words.word())),
         "block" | "unblock" => unsafe {
             let mut mask: libc::sigset_t = zeroed();
             libc::sigaddset(&mut mask, names::signal(&words.word()));
