@@ -48,7 +48,7 @@ pub(super) fn duplicate(fd: c_int) -> Result<OwnedFd, Errno> {
         return Err(Errno(libc::EMFILE));
     }
     let were_short = own_copies::are_short();
-    let copy = own_copies::duplicate_if_plenty(fd);
+    let copy = own_copies::duplicate_if_plenty(fd, waiting::pending());
     if copy.is_err() && !were_short {
         // The thread waiting for handshakes has numbers soon needed by the program.
         waiting::check();

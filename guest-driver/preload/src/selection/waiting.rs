@@ -367,6 +367,12 @@ impl Drop for WaitingPlace {
     }
 }
 
+/// The number of handshakes that wait for their peers.
+pub(super) fn pending() -> usize {
+    let _running = RUNNING_LOCK.lock();
+    WAITING.lock().list.len()
+}
+
 /// Waits for a peer.
 pub(super) fn add(
     _: &WaitingPlace,

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use ism_sys::LimitGuard;
 
-use super::{owned, raw};
+use super::{borrowed, owned, raw};
 use crate::sys::fork_lock::{self, ForkMutex};
 use crate::sys::raw::Errno;
 
@@ -77,16 +77,15 @@ fn room(limit: u64, highest: c_int) -> usize {
     reserve_begins(limit).saturating_sub(usize::try_from(highest).unwrap_or(0))
 }
 
-/// Whether the program, after getting the number `fd`, has enough numbers left beside the copies for
-/// handshakes. `copy` is the newest copy.
+/// Whether the program, after getting the number `fd`, has enough numbers left beside `copy`, the newest of
+/// the copies for handshakes; `pending`: the number of the others.
 ///
 /// The program may take all further numbers before the end of a handshake, whose peer decides how long
 /// the handshake lasts. So all handshakes together have a small part of the limit, and a smaller one if
 /// fewer numbers are left.
-fn is_plenty(limit: u64, fd: c_int, copy: c_int) -> bool {
-    let copies = copy - fd.max(floor(limit));
-    let most = usize::try_from(limit / 16).unwrap_or(usize::MAX).min(room(limit, fd) / 4);
-    room(limit, copy) > 0 && copies.max(0) as usize <= most
+fn is_plenty(limit: u64, fd: c_int, copy: c_int, pending: usize) -> bool {
+    let most = usize::try_from(limit / 64).unwrap_or(usize::MAX).min(room(limit, fd) / 4);
+    room(limit, copy) > 0 && pending < most
 }
 
 /// Maximum number of pairs of descriptors for waiting calls, see [`PairPlace`].
@@ -165,20 +164,22 @@ pub(crate) fn duplicate_below_reserve(fd: c_int) -> Option<OwnedFd> {
     (room(limit, copy.as_raw_fd()) > 0).then_some(copy)
 }
 
-/// Variant of [`duplicate`] for a handshake, if enough numbers are left for the program.
+/// Variant of [`duplicate`] for a handshake. If the program may soon need the numbers below its limit, the
+/// copy has a number beyond. `pending`: the number of handshakes that wait for their peers.
 ///
 /// # Errors
 /// EMFILE: numbers are short, or none is free; or another error of fcntl(2).
-pub(crate) fn duplicate_if_plenty(fd: c_int) -> Result<OwnedFd, Errno> {
+pub(crate) fn duplicate_if_plenty(fd: c_int, pending: usize) -> Result<OwnedFd, Errno> {
     let limit = limit();
-    let copy = match limit >= LEAST_LIMIT {
-        true => duplicate_from(fd, floor(limit)),
-        false => Err(Errno(libc::EMFILE)),
+    let plenty = if limit < LEAST_LIMIT {
+        Err(Errno(libc::EMFILE))
+    } else {
+        let below = duplicate_from(fd, floor(limit));
+        match below.ok().filter(|copy| is_plenty(limit, fd, copy.as_raw_fd(), pending)) {
+            Some(copy) => Ok(copy),
+            None => ism_sys::duplicate_beyond_limit(borrowed(fd)).map_err(Errno::from),
+        }
     };
-    let plenty = copy.and_then(|copy| {
-        let is_plenty = is_plenty(limit, fd, copy.as_raw_fd());
-        is_plenty.then_some(copy).ok_or(Errno(libc::EMFILE))
-    });
     SHORT.store(plenty.is_err(), Ordering::Relaxed);
     plenty
 }
@@ -205,12 +206,11 @@ mod tests {
 
     #[test]
     fn the_fewer_numbers_are_left_the_fewer_handshakes_run() {
-        let most = |fd: c_int| (fd..1024).rfind(|copy| is_plenty(1024, fd, *copy));
-        let floor = floor(1024);
-        assert_eq!(most(4), Some(floor + 64));
-        assert_eq!(most(700), Some(700 + 56));
-        assert_eq!(most(900), Some(900 + 6));
-        assert_eq!(most(924), None);
+        let most = |fd: c_int| (0..1024).take_while(|n| is_plenty(1024, fd, fd + 1, *n)).count();
+        for (fd, expected) in [(4, 16), (700, 16), (900, 6), (922, 0), (924, 0)] {
+            assert_eq!(most(fd), expected, "{fd}");
+        }
+        assert!(!is_plenty(1024, 4, 924, 0), "the copy is in the reserve");
     }
 
     #[test]
