@@ -26,7 +26,7 @@ fn memory_on_a_disk_is_refused_unless_allowed() {
     let mut a = FrontEnd::negotiate(&stage.place.path("a"), &Wish::default());
     a.file = file.try_clone().unwrap();
     assert!(a.try_set_memory().is_err());
-    assert_eq!(stage.count("a", Fault::RefusedMemory), 1);
+    stage.await_count(Fault::RefusedMemory, 1);
     stage.check_others();
     stage.check_reconnect();
 
@@ -255,7 +255,7 @@ fn memory_that_is_given_by_regions_ends_its_own_connection() {
         mmap_handle: file.as_raw_fd(),
     };
     assert!(a.vhost.add_mem_region(&region).is_err());
-    assert_eq!(stage.count("a", Fault::RefusedMemory), 1);
+    stage.await_count(Fault::RefusedMemory, 1);
     a.wait_cut();
     stage.check_others();
     stage.check_reconnect();
