@@ -22,6 +22,11 @@ use crate::sys::own_stack::OwnStack;
 use crate::sys::raw::Errno;
 use crate::sys::{STACK, epoll_wait, own_copies, owned, raw, timespec};
 
+mod lock;
+
+use lock::lock_list;
+pub(super) use lock::pending;
+
 /// A handshake waiting for its peer.
 pub(super) trait PendingHandshake: Send {
     /// The descriptors to poll: readable once the peer has sent something.
@@ -264,7 +269,7 @@ impl WaitingList {
 /// meantime: the caller goes on.
 fn put_back(number: u64, one: Waiting) -> Option<Waiting> {
     let _running = RUNNING_LOCK.lock();
-    let mut waiting = WAITING.lock();
+    let mut waiting = lock_list();
     if let Some(at) = waiting.missed.iter().position(|missed| *missed == number) {
         waiting.missed.swap_remove(at);
         return Some(one);
@@ -276,7 +281,7 @@ fn put_back(number: u64, one: Waiting) -> Option<Waiting> {
 /// A handshake is complete.
 fn forget_missed(number: u64) {
     let _running = RUNNING_LOCK.lock();
-    WAITING.lock().missed.retain(|missed| *missed != number);
+    lock_list().missed.retain(|missed| *missed != number);
 }
 
 /// Goes on with a handshake as far as its peer's bytes allow.
@@ -297,7 +302,7 @@ pub(crate) fn go_on(descriptor: &DescriptorRef) {
     let Some(mut stack) = OwnStack::take() else { return watch(descriptor) };
     let (set, one) = {
         let _running = RUNNING_LOCK.lock();
-        let mut waiting = WAITING.lock();
+        let mut waiting = lock_list();
         let Some(set) = waiting.sets.as_ref().map(|sets| sets.epoll.as_raw_fd()) else { return };
         let Some(one) = waiting.take(number) else {
             // The thread now advancing the handshake may have read before these bytes arrived.
@@ -317,7 +322,7 @@ pub(crate) fn go_on(descriptor: &DescriptorRef) {
 pub(crate) fn watch(descriptor: &DescriptorRef) {
     let Some(number) = descriptor.stream().map(|socket| socket.undecided.pending()) else { return };
     let _running = RUNNING_LOCK.lock();
-    let mut waiting = WAITING.lock();
+    let mut waiting = lock_list();
     if let Some(one) = waiting.list.remove(&number) {
         waiting.insert(number, one);
     }
@@ -351,7 +356,7 @@ impl WaitingPlace {
     /// `None`: there are no descriptors or threads left.
     pub(super) fn take() -> Option<WaitingPlace> {
         let _running = RUNNING_LOCK.lock();
-        let mut waiting = WAITING.lock();
+        let mut waiting = lock_list();
         if !waiting.begin() {
             return None;
         }
@@ -363,14 +368,8 @@ impl WaitingPlace {
 impl Drop for WaitingPlace {
     fn drop(&mut self) {
         let _running = RUNNING_LOCK.lock();
-        WAITING.lock().places -= 1;
+        lock_list().places -= 1;
     }
-}
-
-/// The number of handshakes that wait for their peers.
-pub(super) fn pending() -> usize {
-    let _running = RUNNING_LOCK.lock();
-    WAITING.lock().list.len()
 }
 
 /// Waits for a peer.
@@ -382,7 +381,7 @@ pub(super) fn add(
     watcher: Watcher,
 ) {
     let _running = RUNNING_LOCK.lock();
-    let mut waiting = WAITING.lock();
+    let mut waiting = lock_list();
     if let Some(socket) = descriptor.stream()
         && socket.role() == SocketRole::Server
     {
@@ -415,7 +414,7 @@ pub(super) fn add(
 pub(crate) fn watch_all() {
     if ANY_UNWATCHED.load(Ordering::Relaxed) {
         let _running = RUNNING_LOCK.lock();
-        WAITING.lock().watch_all();
+        lock_list().watch_all();
     }
 }
 
@@ -427,7 +426,7 @@ pub(super) fn help(descriptor: &DescriptorRef, timeout: Duration) -> Option<bool
     let stack = OwnStack::take();
     let (set, mut one) = {
         let _running = RUNNING_LOCK.lock();
-        let mut waiting = WAITING.lock();
+        let mut waiting = lock_list();
         let set = waiting.sets.as_ref()?.epoll.as_raw_fd();
         let found = waiting.list.get(&number)?;
         if found.pending.is_untouched() || stack.is_none() {
@@ -462,7 +461,7 @@ pub(super) fn help(descriptor: &DescriptorRef, timeout: Duration) -> Option<bool
 /// Makes the thread check all connections: the program has closed one of them.
 pub(super) fn check() {
     let _running = RUNNING_LOCK.lock();
-    wake(&WAITING.lock());
+    wake(&lock_list());
 }
 
 fn wake(waiting: &WaitingList) {
@@ -477,7 +476,7 @@ fn wait_for_all() {
     loop {
         let (set, empty) = {
             let _running = RUNNING_LOCK.lock();
-            let waiting = WAITING.lock();
+            let waiting = lock_list();
             let Some(sets) = &waiting.sets else { return };
             (sets.epoll.as_raw_fd(), waiting.list.is_empty())
         };
@@ -489,7 +488,7 @@ fn wait_for_all() {
         let all = woken || checked.elapsed() >= CHECK_INTERVAL;
         let taken: Vec<(u64, Waiting)> = {
             let _running = RUNNING_LOCK.lock();
-            let mut waiting = WAITING.lock();
+            let mut waiting = lock_list();
             if woken && let Some(sets) = &waiting.sets {
                 let _ = raw::read(sets.wake.as_raw_fd(), &mut [0; 8]);
             }
@@ -527,7 +526,7 @@ fn wait_for_all() {
 /// first bytes of clients: the first process to use such a connection does the handshake.
 pub(crate) fn before_fork() {
     running::before_fork();
-    let mut waiting = WAITING.lock();
+    let mut waiting = lock_list();
     let is_used =
         |waiting: &Waiting| waiting.pending.is_untouched() && waiting.descriptor.handles() > 0;
     let used: Vec<u64> =
@@ -578,7 +577,7 @@ pub(crate) fn in_child() {
 /// The descriptors of this process's waits for peers of handshakes.
 pub(crate) fn descriptors() -> Vec<c_int> {
     let _running = RUNNING_LOCK.lock();
-    let waiting = WAITING.lock();
+    let waiting = lock_list();
     let sets = waiting.sets.iter().flat_map(|sets| [&sets.epoll, &sets.wake]);
     let tcp = waiting.list.values().flat_map(|one| one.pending.fds()).flatten();
     sets.map(AsRawFd::as_raw_fd).chain(tcp.map(|fd| fd.as_raw_fd())).collect()
@@ -598,7 +597,7 @@ pub(crate) fn in_untold_child() {
 
 /// Forgets the parent's handshakes.
 fn forget() {
-    let mut waiting = WAITING.lock();
+    let mut waiting = lock_list();
     let list = std::mem::take(&mut waiting.list);
     waiting.unwatched.clear();
     waiting.in_sets.clear();
@@ -650,7 +649,7 @@ pub(crate) fn written_clients() -> Vec<(DescriptorRef, OwnedFd)> {
         let _running = RUNNING_LOCK.lock();
         // A thread going on with such a handshake soon puts it back, or ends it.
         if !running::any(is_written) || begun.elapsed() > ANNOUNCED_TIMEOUT {
-            for one in WAITING.lock().list.values().filter(|one| is_written(&one.descriptor)) {
+            for one in lock_list().list.values().filter(|one| is_written(&one.descriptor)) {
                 // A handshake in the list has its TCP socket.
                 if let [Some(tcp), _] = one.pending.fds()
                     && let Ok(copy) = tcp.try_clone_to_owned()
@@ -668,7 +667,7 @@ pub(crate) fn written_clients() -> Vec<(DescriptorRef, OwnedFd)> {
 /// Whether any handshake under way fulfils a condition.
 fn any(condition: impl Fn(&DescriptorRef) -> bool) -> bool {
     let _running = RUNNING_LOCK.lock();
-    running::any(&condition) || WAITING.lock().list.values().any(|one| condition(&one.descriptor))
+    running::any(&condition) || lock_list().list.values().any(|one| condition(&one.descriptor))
 }
 
 /// Waits for handshakes of connections closed by the program, when the process ends. `relayed`:
