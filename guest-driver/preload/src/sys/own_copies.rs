@@ -78,14 +78,17 @@ fn room(limit: u64, highest: c_int) -> usize {
 }
 
 /// Whether the program, after getting the number `fd`, has enough numbers left beside `copy`, the newest of
-/// the copies for handshakes; `pending`: the number of the others.
+/// the copies for handshakes; `pending`: the known number of the others. The number of the newest copy tells
+/// of the others, too: of those in calls that wait for a client's first bytes.
 ///
 /// The program may take all further numbers before the end of a handshake, whose peer decides how long
 /// the handshake lasts. So all handshakes together have a small part of the limit, and a smaller one if
 /// fewer numbers are left.
 fn is_plenty(limit: u64, fd: c_int, copy: c_int, pending: usize) -> bool {
-    let most = usize::try_from(limit / 64).unwrap_or(usize::MAX).min(room(limit, fd) / 4);
-    room(limit, copy) > 0 && pending < most
+    let left = room(limit, fd) / 4;
+    let most = usize::try_from(limit / 64).unwrap_or(usize::MAX).min(left);
+    let copies = copy - fd.max(floor(limit));
+    room(limit, copy) > 0 && pending < most && copies.max(0) as usize <= left
 }
 
 /// Maximum number of pairs of descriptors for waiting calls, see [`PairPlace`].
@@ -211,6 +214,7 @@ mod tests {
             assert_eq!(most(fd), expected, "{fd}");
         }
         assert!(!is_plenty(1024, 4, 924, 0), "the copy is in the reserve");
+        assert!(!is_plenty(1024, 4, floor(1024) + 231, 0), "others wait for first bytes");
     }
 
     #[test]

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The lock of the list of waiting handshakes, and the length of the list without the lock.
+//! The lock of the list of waiting handshakes, and their number without the lock.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use super::{WAITING, WaitingList};
 use crate::sys::fork_lock::ForkMutexGuard;
 
-/// Length of the list when the lock was last released.
+/// Number of handshakes in the list and in calls of the program, when the lock was last released.
 static PENDING: AtomicUsize = AtomicUsize::new(0);
 
 /// The locked list.
@@ -39,6 +39,6 @@ impl DerefMut for ListGuard {
 
 impl Drop for ListGuard {
     fn drop(&mut self) {
-        PENDING.store(self.0.list.len(), Ordering::Relaxed);
+        PENDING.store(self.0.list.len() + self.0.places, Ordering::Relaxed);
     }
 }
