@@ -176,6 +176,8 @@ mod tests {
         let own_directory = smc_test_support::TestDir::new();
         let path = own_directory.path("ask.sock");
         let listener = UnixListener::bind(&path).unwrap();
+        // A queue of std's length has more sockets than the usual limit of descriptors.
+        rustix::net::listen(&listener, 1).unwrap();
         let own = std::process::id();
         let error = capture(&path, own + 1).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::PermissionDenied);
