@@ -8,6 +8,7 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 pub use smc_test_support::{TIMEOUT, eventually};
 
 /// Default deadline of a test: a watchdog, like [`TIMEOUT`].
@@ -95,6 +96,7 @@ pub fn assert_prompt(wakes: &[Duration]) {
 pub fn watched<T>(limit: Duration, body: impl FnOnce() -> T) -> T {
     static WATCHER: OnceLock<()> = OnceLock::new();
     WATCHER.get_or_init(|| {
+        raise_descriptor_limit();
         thread::Builder::new().name("watch".into()).spawn(watch).unwrap();
     });
     let limit = slowly(limit);
@@ -115,6 +117,13 @@ pub fn watched<T>(limit: Duration, body: impl FnOnce() -> T) -> T {
     }
     let _unwatch = Unwatch(key);
     body()
+}
+
+/// Raises the soft limit of descriptors. The devices of all tests of a program share one limit, and a
+/// user's usual one of 1,024 leaves two doorbells to a device.
+fn raise_descriptor_limit() {
+    let limit = getrlimit(Resource::Nofile);
+    setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }).unwrap();
 }
 
 fn watch() {

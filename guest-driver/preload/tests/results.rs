@@ -105,7 +105,7 @@ fn a_read_beside_a_disconnect_fails_with_the_kernels_error() {
 
 #[test]
 fn a_program_with_another_root_is_told_that_it_may_make_no_user_namespace() {
-    // As anybody else than root, chroot fails on TCP, too.
+    // A user's chroot fails on TCP, too.
     same_as_tcp(["server", "rooted"], true);
 }
 
