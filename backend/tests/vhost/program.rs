@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, setrlimit};
 use vhost_device_ism::management::{AddGuest, Client};
 use virtio_ism_abi::command::{BACKING_WINDOW, Op};
 use virtio_ism_abi::event::Event;
@@ -456,6 +456,9 @@ fn reconnecting_leaks_neither_descriptors_nor_threads_nor_memory() {
 
 #[test]
 fn a_hundred_idle_devices_stay_small_and_use_no_processor() {
+    // A hundred front ends have more descriptors than a user's usual limit.
+    let limit = getrlimit(Resource::Nofile);
+    setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }).unwrap();
     let place = Place::new();
     let names: Vec<String> = (0..100).map(|i| format!("g{i}")).collect();
     let sockets: Vec<&str> = names.iter().map(String::as_str).collect();

@@ -5,6 +5,7 @@
 use std::ffi::OsStr;
 use std::fs::File;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::UnixStream;
 use std::process::{Command, Output, Stdio};
 
 use clap::CommandFactory;
@@ -72,7 +73,8 @@ fn nothing_panics_where_its_streams_cannot_be_written() {
     let management = place.path("management");
     let options = ["--management", management.to_str().unwrap()];
     let _daemon = Program::start(&place, &["a"], &options);
-    eventually("a management socket", || management.exists());
+    // The socket is a file before it listens.
+    eventually("a management socket", || UnixStream::connect(&management).is_ok());
     let command = |args: &[String]| {
         let mut command = Command::new(PROGRAM);
         command.args(args).env("VHOST_DEVICE_ISM_MANAGEMENT", &management);
@@ -159,7 +161,7 @@ fn json_is_whole_without_a_guest() {
     let management = place.path("management");
     let socket = management.to_str().unwrap();
     let _daemon = Program::start(&place, &[], &["--management", socket]);
-    eventually("a management socket", || management.exists());
+    eventually("a management socket", || UnixStream::connect(&management).is_ok());
     let output = command(&["ctl", "--management", socket, "list", "--json"]).output().unwrap();
     let list: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(list.as_array().map(Vec::len), Some(0), "{list}");
