@@ -8,6 +8,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a source that cannot be read fails the test")]
 
+mod circles;
 mod functions;
 mod locks;
 mod objects;
