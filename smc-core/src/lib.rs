@@ -13,13 +13,14 @@
 //! | [`handshake`] | the CLC exchange: one struct per awaited message, pure negotiation, the decline table |
 //! | [`connection`] | one socket: cursors, window, ring spans, urgent data, close states |
 //! | [`carrier`] | one connection: from its ring to TCP and to a new ring, by records on TCP |
+//! | [`stream`] | one end of a connection as two values, on its ring, between, or on TCP |
 //! | [`link_group`] | the LLC exchanges: links, keys of buffers, failover, the life of a link group of SMC-R |
 //! | [`benefit`] | whether SMC pays for the connections of an endpoint |
 //! | [`time`] | moments as plain numbers of microseconds |
 //! | `testing` | builders and a fabric in memory with faults and a seed (feature `testing`) |
 //!
 //! `handshake`, `connection`, `carrier` and `link_group` use `wire` and `time`, but not each other.
-//! `wire` and `time` use no other module.
+//! `stream` uses `connection` and `carrier`. `wire` and `time` use no other module.
 #![forbid(unsafe_code)]
 
 pub mod benefit;
@@ -27,6 +28,7 @@ pub mod carrier;
 pub mod connection;
 pub mod handshake;
 pub mod link_group;
+pub mod stream;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 pub mod time;
