@@ -5,7 +5,13 @@
 //! which a connection leaves its ring and comes back. This module puts both together: the state of
 //! one end that needs no clock, lock, socket, descriptor or heap. The owner keeps each half under a
 //! lock of its own, moves the bytes, and reports what has happened.
+//!
+//! - [`RecvHalf`]: the bytes of the own ring, for the reader.
+//! - [`RecordRecv`]: the peer's bytes out of records, on their [`RecvPath`] into the own ring.
+//!   Records are taken under the lock of the sending half.
 
 mod places;
+mod recv;
 
 pub use places::{cursor_at, distance, last_of, offset_of, pieces_before};
+pub use recv::{Place, RecordRecv, RecvHalf, RecvPath, first_words, reader_view};
