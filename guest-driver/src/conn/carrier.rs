@@ -11,12 +11,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use smc_core::connection::{EYE_CATCHER_LEN, Ring, RingError, SMCD_CONTROL_LEN, Sender};
+use smc_core::stream::{last_of, pieces_before};
 use smc_core::wire::clc::CarrierFeatures;
 use smc_core::wire::cursor::Cursor;
 use smc_core::wire::record::Reason;
 use virtio_ism_abi::signal::Line;
 
-use super::copies::{last_of, pieces_before};
 use crate::info::{ConnectionInfo, SmcdInfo};
 use crate::reactor::Registration;
 use crate::smcd::{self, AttachSlot, OwnBuffer, Peer, PeerBuffer, SmcdConn};

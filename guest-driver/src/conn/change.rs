@@ -14,12 +14,12 @@ use std::time::Duration;
 
 use smc_core::carrier::{Action, End, Input, Outgoing, Positions, Renewal, Role, Violation};
 use smc_core::connection::{Event, Ring, SMCD_CONTROL_LEN, State};
-use smc_core::wire::cdc::{ConsumerWord, ProducerFlags, ProducerWord, StateFlags};
+use smc_core::stream::RecordRecv;
+use smc_core::wire::cdc::StateFlags;
 use smc_core::wire::record::{Reason, Record};
 
 use super::carrier::Carrier;
 use super::come_back::WayBack;
-use super::copies::cursor_at;
 use super::record_queue::RecordQueue;
 use super::send_queue::queues_are_held;
 use super::{Conn, Failure, Tx};
@@ -74,21 +74,10 @@ pub(super) struct Sending {
 pub(super) struct Receiving {
     /// Bytes from TCP not yet processed.
     pub(super) input: VecDeque<u8>,
-    /// Bytes of the last DATA record not yet stored.
-    pub(super) body: u32,
-    /// Position in the peer's direction of the end of the bytes stored in the own ring.
-    pub(super) stored: u64,
-    /// Position in the peer's direction of the first byte of the own ring.
-    pub(super) base: u64,
-    /// Position behind the last urgent byte of the peer.
-    pub(super) mark: Option<u64>,
-    /// The peer's second word, as stored by this end.
-    pub(super) word: ConsumerWord,
+    /// The way of these bytes into the own ring.
+    pub(super) records: RecordRecv,
     /// TCP has delivered the peer's FIN, and the machine knows.
     pub(super) ended: bool,
-    /// The carrier is lost: bytes missing in the own ring when the peer reports its end of the ring
-    /// never come.
-    pub(super) gone: bool,
 }
 
 impl Change {
@@ -381,7 +370,7 @@ impl Conn {
             Action::SendTcp => {
                 change.sending.copies = Vec::new();
                 // The peer has every byte written to its ring, or reads the bytes from there.
-                change.receiving.word.cursor = tx.sender.producer_word().cursor;
+                change.receiving.records.acknowledge(tx.sender.producer_word().cursor);
                 self.store_words(tx);
                 self.refresh_tx(tx);
                 self.flush_held(tx);
@@ -415,7 +404,7 @@ impl Conn {
                 self.flush_held(tx);
             }
             Action::PeerSaid(flags) => {
-                change.receiving.word.state_flags |= flags;
+                change.receiving.records.end(flags);
                 self.store_words(tx);
                 self.refresh_tx(tx);
             }
@@ -424,12 +413,7 @@ impl Conn {
                 self.end.fail(Failure::Ended);
             }
             Action::Mark(at) => {
-                change.receiving.mark = Some(at);
-                // The cursor leaves an earlier mark behind.
-                if at > change.receiving.stored {
-                    change.receiving.word.producer_flags -= ProducerFlags::URGENT_PRESENT;
-                }
-                change.receiving.word.producer_flags |= ProducerFlags::URGENT_PENDING;
+                change.receiving.records.mark(at);
                 self.store_words(tx);
             }
             Action::Reset(violation) => self.cut_by_change(tx, violation),
@@ -471,12 +455,9 @@ impl Conn {
     /// Stores the peer's words into the own ring, as the peer would.
     pub(super) fn store_words(&self, tx: &Tx) {
         let Some(change) = &tx.change else { return };
-        if !self.end.reads_tcp() {
-            return;
+        if let Some(words) = change.receiving.records.words(&self.own_ring()) {
+            self.carrier().store_words(words);
         }
-        let cursor = cursor_at(change.receiving.stored - change.receiving.base, &self.own_ring());
-        let producer = ProducerWord { cursor }.to_u64();
-        self.carrier().store_words([producer, change.receiving.word.to_u64()]);
     }
 
     /// The own ring.

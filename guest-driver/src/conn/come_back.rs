@@ -17,7 +17,7 @@ use smc_core::carrier::{BackOff, Input, Outgoing, Reading, Renewal, Role};
 use smc_core::connection::State;
 use smc_core::handshake::AwaitAccept;
 use smc_core::time::Tick;
-use smc_core::wire::cdc::{ConsumerWord, StateFlags};
+use smc_core::wire::cdc::StateFlags;
 use smc_core::wire::clc::{Peek, peek_header};
 use smc_core::wire::record::{HEADER_LEN, Record};
 
@@ -25,7 +25,7 @@ use super::carrier::Carrier;
 use super::change::{Change, ChangeReason};
 use super::counts::MovedTime;
 use super::from_tcp::first_chunk;
-use super::{Conn, Rx, Tx, first_words};
+use super::{Conn, Rx, Tx};
 use crate::handshake::EstablishedConn;
 use crate::handshake::link::LinkHandshake;
 use crate::handshake::ring::{NoRing, Offer, RingParams, RingStep, Stage};
@@ -246,7 +246,7 @@ impl Conn {
         let (step, retired) = {
             let may_begin = {
                 let rx = self.rx();
-                !rx.receiver.exception() && rx.may_begin_ring(self.own_ring().len() as usize)
+                !rx.half.receiver.exception() && rx.may_begin_ring(self.own_ring().len() as usize)
             };
             let mut tx = self.tx();
             let step = next_step(&mut tx, params, may_begin);
@@ -350,7 +350,9 @@ impl Conn {
     /// Takes the peer's CHANGE as the next record, and begins both directions of the new ring. `false`:
     /// the program has to read an urgent byte before.
     pub(super) fn begin_ring(&self, rx: &mut Rx) -> bool {
-        if self.refresh_rx(rx).is_err() || rx.receiver.exception() || self.keep_unread(rx).is_err()
+        if self.refresh_rx(rx).is_err()
+            || rx.half.receiver.exception()
+            || self.keep_unread(rx).is_err()
         {
             return false;
         }
@@ -368,7 +370,7 @@ impl Conn {
             return true;
         }
         let Some(next) = change.way_back.next.take() else { return false };
-        if rx.total != change.receiving.stored {
+        if change.receiving.records.stored() != Some(rx.half.total()) {
             self.change(&mut tx, Input::Violated, 0);
             return true;
         }
@@ -395,21 +397,19 @@ impl Conn {
         let (Ok(sender), Ok(ring)) = (next.sender(), next.local_ring()) else { return };
         let Some(change) = &mut tx.change else { return };
         tracing::debug!(peer = %next, "connection comes back to a device");
-        rx.receiver = rx.receiver.renew(ring);
+        rx.half.begin_ring(ring, sender.ring());
         tx.sender = tx.sender.renew(sender);
-        let [producer, seen] = first_words(&rx.receiver, &tx.sender);
-        self.cursors.restart(rx.receiver.cursor());
-        (rx.seen, tx.seen) = ([producer, seen], seen);
+        let [producer, seen] = rx.half.seen();
+        self.cursors.restart(rx.half.receiver.cursor());
+        tx.seen = seen;
         // TCP may have brought something just now.
         (rx.last_move, tx.last_move) = (MovedTime::new(producer), MovedTime::new(tx.total));
         (tx.base, tx.lost) = (tx.total, None);
         tx.producer = tx.sender.producer_word().to_u64();
         tx.published = StateFlags::empty();
         tx.queue.begin_ring();
-        change.receiving.base = change.receiving.stored;
-        (change.receiving.word, change.sending.told) =
-            (ConsumerWord::default(), StateFlags::empty());
-        (change.receiving.gone, change.receiving.mark) = (false, None);
+        change.receiving.records.begin_ring();
+        change.sending.told = StateFlags::empty();
         change.sending.copies = Vec::new();
         (change.why, change.count) = (Some(ChangeReason::Back), change.count + 1);
         let way = &mut change.way_back;

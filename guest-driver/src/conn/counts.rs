@@ -138,7 +138,7 @@ impl Conn {
         let mut rx = self.rx();
         // A failure shows in other calls.
         let _ = self.refresh_rx(&mut rx);
-        let [producer, _] = rx.seen;
+        let [producer, _] = rx.half.seen();
         rx.last_move.note(producer);
         let mut tx = self.tx();
         self.refresh_tx(&mut tx);
@@ -148,22 +148,22 @@ impl Conn {
         let end = tx.change.as_ref().map(|change| &change.end);
         let is_on_tcp = end.is_some_and(|end| end.is_on_tcp()) && self.end.reads_tcp();
         let since = |last: &MovedTime| (!is_on_tcp).then(|| last.elapsed());
-        let ring = *rx.receiver.ring();
+        let ring = *rx.half.receiver.ring();
         MovedCounts {
             sent,
             acknowledged,
             unsent,
-            received: rx.total,
+            received: rx.half.total(),
             deliveries: tx.deliveries,
-            arrivals: rx.arrivals,
+            arrivals: rx.half.arrivals(),
             since_sent: since(&tx.last_move),
             since_received: since(&rx.last_move),
             send_window: tx.sender.window(),
-            receive_window: ring.len().saturating_sub(rx.receiver.available()),
+            receive_window: ring.len().saturating_sub(rx.half.receiver.available()),
             receive_buffer: ring.len(),
             carrier_changes: tx.change.as_ref().map_or(0, |change| change.count),
             ended: tx.close.flags().intersects(StateFlags::SENDING_DONE | StateFlags::CLOSED),
-            ended_by_peer: rx.ended,
+            ended_by_peer: rx.half.ended,
         }
     }
 }

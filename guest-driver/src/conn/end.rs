@@ -73,7 +73,7 @@ impl Conn {
         let mut rx = self.rx();
         // A failure has ended the connection already.
         let _ = self.refresh_rx(&mut rx);
-        let has_unread = rx.receiver.available() > 0 || rx.kept.is_some();
+        let has_unread = rx.half.receiver.available() > 0 || rx.kept.is_some();
         let unread = has_unread && !self.end.is_read_shut();
         let mut tx = self.tx();
         self.begin_end(&mut tx);

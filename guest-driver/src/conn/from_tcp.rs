@@ -8,10 +8,10 @@ use std::sync::atomic::Ordering;
 use rustix::buffer::spare_capacity;
 use rustix::net::{RecvFlags, recv};
 use smc_core::carrier::{Input, Outgoing, Reading};
-use smc_core::wire::cdc::{ConsumerWord, ProducerFlags, ProducerWord, StateFlags};
+use smc_core::stream::{Place, RecvPath};
+use smc_core::wire::cdc::{ConsumerWord, StateFlags};
 use smc_core::wire::record::{HEADER_LEN, Record};
 
-use super::copies::{cursor_at, distance, offset_of};
 use super::send_queue::queues_are_held;
 use super::{Conn, Rx, Tx};
 use ism_sys::{has_error, has_fin};
@@ -101,7 +101,10 @@ impl Conn {
         if matches!(tx.change.as_ref().map(|c| c.end.incoming().reading()), Some(Reading::Until(_)))
         {
             // This end may have heard of the loss before it left the ring.
-            let gone = tx.change.as_ref().is_some_and(|change| change.receiving.gone)
+            let gone = tx
+                .change
+                .as_ref()
+                .is_some_and(|change| change.receiving.records.path() == RecvPath::Lost)
                 || self.carrier().brings_no_more();
             if gone {
                 arrived = if self.carrier().keep_ring() { self.arrived(rx, tx) } else { None };
@@ -125,7 +128,7 @@ impl Conn {
         if change.end.is_over() {
             return Round::Done;
         }
-        if change.receiving.body > 0 {
+        if change.receiving.records.has_body() {
             return self.store_body(tx);
         }
         if change.way_back.missing() > 0 {
@@ -146,7 +149,7 @@ impl Conn {
                 Ok(_) if is_late => Input::Violated,
                 Ok(record) => {
                     match record {
-                        Record::Data { len, .. } => change.receiving.body = len,
+                        Record::Data { len, .. } => change.receiving.records.begin_body(len),
                         Record::Clc { len } => change.way_back.begin_message(len),
                         _ => {}
                     }
@@ -203,20 +206,7 @@ impl Conn {
         let sent = tx.sender.producer_word().cursor;
         let Some(change) = &mut tx.change else { return };
         let has_sent = change.end.outgoing() == Outgoing::Tcp;
-        change.receiving.stored = from;
-        let urgent = ProducerFlags::URGENT_PENDING | ProducerFlags::URGENT_PRESENT;
-        change.receiving.word = ConsumerWord {
-            cursor: if has_sent { sent } else { last.cursor },
-            producer_flags: last.producer_flags & urgent,
-            state_flags: last.state_flags | change.receiving.word.state_flags,
-        };
-        if change.receiving.mark.is_some_and(|mark| mark > from) {
-            // The byte of an earlier mark was read.
-            change.receiving.word.producer_flags = ProducerFlags::URGENT_PENDING;
-        } else if last.producer_flags.contains(ProducerFlags::URGENT_PRESENT) {
-            // Nothing follows an unread urgent byte, as in a ring.
-            change.receiving.mark = Some(from);
-        }
+        change.receiving.records.begin_tcp(from, last, has_sent.then_some(sent));
         self.end.read_tcp();
         self.end_awaiting();
         self.store_words(tx);
@@ -227,12 +217,8 @@ impl Conn {
 
     /// Bytes received by the own ring, if its words can be true.
     fn arrived(&self, rx: &Rx, tx: &Tx) -> Option<u64> {
-        if self.end.reads_tcp() {
-            return tx.change.as_ref().map(|change| change.receiving.stored);
-        }
-        let from = ProducerWord::from_u64(rx.seen[0]).cursor;
-        let to = ProducerWord::from_u64(self.words()[0]).cursor;
-        Some(rx.total + u64::from(distance(from, to, &self.own_ring())?))
+        let stored = tx.change.as_ref().and_then(|change| change.receiving.records.stored());
+        stored.or_else(|| rx.half.arrived(self.words()))
     }
 
     /// Stores bytes of a DATA record into the own ring, as far as there is room.
@@ -243,40 +229,14 @@ impl Conn {
             return self.fill(tx);
         }
         let consumed = ConsumerWord::from_u64(self.cursors.consumed()).cursor;
-        let end = cursor_at(change.receiving.stored - change.receiving.base, &ring);
-        let unread = distance(consumed, end, &ring).unwrap_or(ring.len());
-        let to_mark = match change.receiving.mark {
-            Some(mark) if mark > change.receiving.stored => mark - change.receiving.stored,
-            // The urgent byte is read first.
-            Some(_) if unread > 0 => 0,
-            Some(_) => {
-                change.receiving.mark = None;
-                let urgent = ProducerFlags::URGENT_PENDING | ProducerFlags::URGENT_PRESENT;
-                change.receiving.word.producer_flags -= urgent;
-                u64::MAX
-            }
-            None => {
-                change.receiving.word.producer_flags = ProducerFlags::empty();
-                u64::MAX
-            }
-        };
-        let room =
-            u64::from(ring.len() - unread).min(to_mark).min(u64::from(change.receiving.body));
         let (first, _) = change.receiving.input.as_slices();
-        let at = offset_of(end, &ring);
-        let to_end = ring.element_len() - at;
-        let n = first.len().min(room as usize).min(to_end as usize);
-        if n == 0 {
+        let Place { offset, len } = change.receiving.records.place(consumed, first.len(), &ring);
+        if len == 0 {
             return if change.awaits_record() { Round::Full } else { Round::Done };
         }
-        self.carrier().store(at, first.get(..n).unwrap_or_default());
-        change.receiving.input.drain(..n);
-        change.receiving.stored += n as u64;
-        change.receiving.body -= n as u32;
-        if change.receiving.mark == Some(change.receiving.stored) {
-            let urgent = ProducerFlags::URGENT_PENDING | ProducerFlags::URGENT_PRESENT;
-            change.receiving.word.producer_flags |= urgent;
-        }
+        self.carrier().store(offset, first.get(..len).unwrap_or_default());
+        change.receiving.input.drain(..len);
+        change.receiving.records.store(len);
         self.store_words(tx);
         Round::Again
     }
@@ -328,8 +288,9 @@ impl Conn {
             Brought::Nothing => return Round::Done,
             Brought::End => {
                 change.receiving.ended = true;
-                let missing = change.receiving.body + change.way_back.missing();
-                Input::TcpEnded { whole: missing == 0 && change.receiving.input.is_empty() }
+                let in_record =
+                    change.receiving.records.has_body() || change.way_back.missing() > 0;
+                Input::TcpEnded { whole: !in_record && change.receiving.input.is_empty() }
             }
             Brought::Reset => {
                 change.receiving.ended = true;

@@ -54,8 +54,8 @@ impl Conn {
             let mut rx = self.rx();
             // A failure shows in the state.
             let _ = self.refresh_rx(&mut rx);
-            let written = ProducerWord::from_u64(rx.seen[0]).cursor;
-            (rx.total, rx.receiver.available(), rx.receiver.cursor(), written)
+            let written = ProducerWord::from_u64(rx.half.seen()[0]).cursor;
+            (rx.half.total(), rx.half.receiver.available(), rx.half.receiver.cursor(), written)
         };
         let mut tx = self.tx();
         self.refresh_tx(&mut tx);
@@ -84,7 +84,7 @@ impl Conn {
     pub(crate) fn traffic(&self) -> (u64, u64) {
         let (received, arrivals) = {
             let rx = self.rx();
-            (rx.total, rx.arrivals)
+            (rx.half.total(), rx.half.arrivals())
         };
         let tx = self.tx();
         (tx.total.saturating_add(received), tx.deliveries.min(arrivals))

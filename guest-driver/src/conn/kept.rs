@@ -85,7 +85,7 @@ impl Rx {
 
     /// Bytes returned by reads before a wait, or up to an urgent mark.
     pub(super) fn readable(&self) -> usize {
-        self.kept() + self.receiver.readable() as usize
+        self.kept() + self.half.receiver.readable() as usize
     }
 }
 
@@ -118,7 +118,7 @@ impl Conn {
             }
         }
         // A failure shows at the next read, and so does the end.
-        if !rest.is_empty() && self.refresh_rx(rx).is_ok() && !rx.receiver.at_mark() {
+        if !rest.is_empty() && self.refresh_rx(rx).is_ok() && !rx.half.receiver.at_mark() {
             let n = self.copy_out(rx, &mut rest)?;
             done += n as usize;
             if !peek && n > 0 {
@@ -142,7 +142,7 @@ impl Conn {
     /// Takes unread bytes out of the ring, and keeps them. Returns their number.
     pub(super) fn keep_unread(&self, rx: &mut Rx) -> io::Result<usize> {
         self.refresh_rx(rx)?;
-        let mut bytes = vec![0; rx.receiver.readable() as usize];
+        let mut bytes = vec![0; rx.half.receiver.readable() as usize];
         let n = self.copy_out(rx, &mut [IoSliceMut::new(&mut bytes)])?;
         if n > 0 {
             self.consume(rx, n)?;
@@ -158,7 +158,7 @@ impl Conn {
         if self.refresh_rx(rx).is_err() {
             return false;
         }
-        let more = rx.receiver.readable() as usize;
+        let more = rx.half.receiver.readable() as usize;
         let has_room = match &rx.kept {
             Some(kept) => kept.has_room(more),
             None => UnreadBytes::default().has_room(more),

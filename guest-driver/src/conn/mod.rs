@@ -49,7 +49,8 @@ use arc_swap::{ArcSwap, Guard};
 use rustix::net::sockopt;
 use smc_core::carrier::Role;
 use smc_core::connection::{Close, Event, Receiver, Sender};
-use smc_core::wire::cdc::{ConsumerWord, ProducerWord, StateFlags};
+use smc_core::stream::{RecvHalf, first_words};
+use smc_core::wire::cdc::StateFlags;
 
 pub(crate) use carrier::Carrier;
 use carrier::no_ring;
@@ -117,19 +118,9 @@ pub(super) struct Tx {
 pub(super) struct Rx {
     /// The carrier of both directions, as [`Conn::carrier`].
     carrier: Arc<Carrier>,
-    receiver: Receiver,
-    /// No bytes will follow, and the last ones were readable when this was found.
-    ended: bool,
-    /// A read has reported the failure of the connection, so none returns bytes any more.
-    failed: bool,
-    /// The peer's words at the last refresh.
-    seen: [u64; 2],
-    /// Number of bytes received.
-    total: u64,
+    half: RecvHalf,
     /// Unread bytes of an earlier ring.
     kept: Option<UnreadBytes>,
-    /// Number of arrivals found.
-    arrivals: u64,
     /// The time of the last arrival, by the peer's producer word.
     last_move: MovedTime,
 }
@@ -159,21 +150,6 @@ pub(crate) struct Conn {
     carrier: ArcSwap<Carrier>,
 }
 
-/// The part of the two words relevant to readers: everything but the consumer cursor.
-pub(super) fn reader_view([producer, consumer]: [u64; 2]) -> [u64; 2] {
-    let flags = ConsumerWord::from_u64(consumer);
-    let flags = ConsumerWord { cursor: Default::default(), ..flags };
-    [producer, flags.to_u64()]
-}
-
-/// The words of both ends before the first send: cursors at the start of the rings. The peer's producer
-/// word, then its consumer word.
-fn first_words(receiver: &Receiver, sender: &Sender) -> [u64; 2] {
-    let producer = ProducerWord { cursor: receiver.ring().start() }.to_u64();
-    let seen = ConsumerWord { cursor: sender.ring().start(), ..Default::default() }.to_u64();
-    [producer, seen]
-}
-
 impl Conn {
     /// Makes a connection on its carrier, and registers it with the reactor.
     ///
@@ -194,7 +170,7 @@ impl Conn {
         let carrier = Arc::new(carrier);
         let sender = carrier.sender().map_err(no_ring)?;
         let receiver = Receiver::new(carrier.local_ring().map_err(no_ring)?);
-        let [producer, seen] = first_words(&receiver, &sender);
+        let [producer, seen] = first_words(receiver.ring(), sender.ring());
         let cursors = ConsumerCursors::new(receiver.cursor());
         let mut close = Close::new();
         close.on(Event::Established, false);
@@ -217,13 +193,8 @@ impl Conn {
         };
         let rx = Rx {
             carrier: carrier.clone(),
-            receiver,
-            ended: false,
-            failed: false,
-            seen: [producer, seen],
-            total: 0,
+            half: RecvHalf::new(receiver, [producer, seen]),
             kept: None,
-            arrivals: 0,
             last_move: MovedTime::new(producer),
         };
         let words = carrier.words();
@@ -488,7 +459,7 @@ impl Drop for Conn {
         let rx = self.rx.get_mut().unwrap_or_else(PoisonError::into_inner);
         rx.carrier.release();
         if self.end.is_finished() {
-            rx.carrier.allow_reuse(rx.total);
+            rx.carrier.allow_reuse(rx.half.total());
         }
     }
 }

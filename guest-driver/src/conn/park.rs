@@ -5,8 +5,9 @@ use std::io;
 use std::time::Instant;
 
 use ism_sys::interrupt::listening;
+use smc_core::stream::reader_view;
 
-use super::{Conn, reader_view};
+use super::Conn;
 use crate::reactor::wait::{clear_interrupted, was_interrupted};
 
 impl Conn {

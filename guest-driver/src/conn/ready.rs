@@ -6,10 +6,11 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use smc_core::connection::Sender;
+use smc_core::stream::reader_view;
 use smc_core::wire::cdc::StateFlags;
 use virtio_ism_abi::signal::Sleepers;
 
-use super::{Carrier, Conn, Rx, Tx, reader_view};
+use super::{Carrier, Conn, Rx, Tx};
 use crate::reactor::poll_queue::PollEntry;
 use crate::reactor::readiness_fd::{ReadinessFd, Ready};
 
@@ -63,7 +64,7 @@ impl Conn {
             hang_up: failed || closed || (own_end && (ended || shut)),
             both_ended: failed || (own_end && (ended || shut)),
             failed,
-            arrived: rx.total,
+            arrived: rx.half.total(),
         }
     }
 
@@ -167,7 +168,7 @@ impl Conn {
     /// descriptor, if there is one, shows the result.
     pub(super) fn has_nothing_to_read(&self, rx: &mut Rx) -> bool {
         if self.waiting.readiness.get().is_none() {
-            return reader_view(self.words()) == reader_view(rx.seen) && !self.has_failed();
+            return reader_view(self.words()) == reader_view(rx.half.seen()) && !self.has_failed();
         }
         self.sync_readiness_locked(rx);
         rx.readable() == 0 && !self.has_failed() && !self.end.is_peer_done()

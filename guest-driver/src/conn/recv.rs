@@ -4,10 +4,11 @@
 use std::io::{self, IoSliceMut};
 
 use smc_core::connection::{OobError, UpdateDecision, UrgentEvent, read_words};
+use smc_core::stream::reader_view;
 use smc_core::wire::cdc::{ConsumerWord, ProducerFlags, StateFlags};
 
 use super::counts::times_are_stored;
-use super::{Conn, Deadline, Failure, Rx, reader_view};
+use super::{Conn, Deadline, Failure, Rx};
 use crate::capture;
 use crate::reactor::DelayedUpdate;
 
@@ -48,13 +49,13 @@ impl Conn {
         }
         let mut rx = self.rx();
         loop {
-            if rx.failed || self.end.is_purged() {
+            if rx.half.failed || self.end.is_purged() {
                 self.check()?;
             }
             if rx.kept.is_some() {
                 return self.recv_kept(&mut rx, bufs, peek);
             }
-            if (rx.receiver.readable() as usize) < wanted {
+            if (rx.half.receiver.readable() as usize) < wanted {
                 if self.end.reads_tcp() {
                     self.serve_tcp(&mut rx);
                     if rx.kept.is_some() {
@@ -66,30 +67,30 @@ impl Conn {
                 if self.end.is_purged() {
                     self.check()?;
                 }
-                if rx.receiver.readable() == 0 {
+                if rx.half.receiver.readable() == 0 {
                     // Bytes written by a peer before it vanished or aborted are delivered before the
                     // error, and nothing after: a peer may continue until it learns of the failure.
-                    self.check().inspect_err(|_| rx.failed = true)?;
+                    self.check().inspect_err(|_| rx.half.failed = true)?;
                     if ended? || self.end.is_read_shut() {
                         return Ok(0);
                     }
                 }
             }
-            if rx.receiver.readable() > 0 {
+            if rx.half.receiver.readable() > 0 {
                 let n = self.copy_out(&rx, bufs)?;
                 if !peek {
                     self.consume(&mut rx, n)?;
                     if self.end.reads_tcp() {
                         self.go_on_from_tcp(&mut rx);
                     }
-                    if rx.receiver.readable() == 0 {
+                    if rx.half.receiver.readable() == 0 {
                         self.note_empty(&mut rx);
                     }
                 }
                 return Ok(n as usize);
             }
             if self.options.is_nonblocking() {
-                let before = reader_view(rx.seen);
+                let before = reader_view(rx.half.seen());
                 // Without the lock, possibly taken by the reactor's calls to this connection.
                 if self.reactor.must_be_polled() {
                     drop(rx);
@@ -100,12 +101,12 @@ impl Conn {
                     self.reactor.try_poll();
                     rx = self.rx();
                 }
-                if reader_view(rx.seen) == before && self.has_nothing_to_read(&mut rx) {
+                if reader_view(rx.half.seen()) == before && self.has_nothing_to_read(&mut rx) {
                     return Err(io::ErrorKind::WouldBlock.into());
                 }
                 continue;
             }
-            let (before, look) = (reader_view(rx.seen), self.look());
+            let (before, look) = (reader_view(rx.half.seen()), self.look());
             drop(rx);
             let shut = || self.end.is_read_shut() || look.is_over();
             let changed = || reader_view(look.words()) != before || shut();
@@ -121,17 +122,17 @@ impl Conn {
         let was_done = self.end.is_peer_done();
         let words = rx.carrier.words();
         let mut ended = was_done;
-        if reader_view(words) != reader_view(rx.seen) {
+        if rx.half.is_new(words) {
             let flags = self.take_words(rx)?;
             // Not the present `peer_done`: the send side may have set it after these words were loaded.
             ended |= flags.intersects(StateFlags::SENDING_DONE | StateFlags::CLOSED);
         }
-        if ended && !rx.ended {
+        if ended && !rx.half.ended {
             // The words of lost memory show that nothing more has arrived.
             if !rx.carrier.has_memory() {
                 return Err(self.memory_lost());
             }
-            rx.ended = true;
+            rx.half.ended = true;
         }
         Ok(ended)
     }
@@ -140,10 +141,7 @@ impl Conn {
     #[inline(never)]
     fn take_words(&self, rx: &mut Rx) -> io::Result<StateFlags> {
         let (producer, consumer) = read_words(|| rx.carrier.words()[0], || rx.carrier.words()[1]);
-        rx.seen = [producer.to_u64(), consumer.to_u64()];
-        // The send side handles failover.
-        let flags = consumer.producer_flags - ProducerFlags::FAILOVER;
-        let arrival = match rx.receiver.on_peer_producer(producer.cursor, flags) {
+        let arrival = match rx.half.take(producer, consumer) {
             Ok(arrival) => arrival,
             Err(_) if !rx.carrier.has_memory() => return Err(self.memory_lost()),
             Err(violation) => {
@@ -152,10 +150,9 @@ impl Conn {
                 return self.check().map(|()| StateFlags::empty());
             }
         };
-        rx.total = rx.total.saturating_add(u64::from(arrival.bytes));
-        rx.arrivals += u64::from(arrival.bytes > 0);
         if times_are_stored() {
-            rx.last_move.note(rx.seen[0]);
+            let [producer, _] = rx.half.seen();
+            rx.last_move.note(producer);
         }
         if let UrgentEvent::Present { offset } = arrival.urgent {
             let mut byte = [0u8];
@@ -163,7 +160,7 @@ impl Conn {
             if !rx.carrier.has_memory() {
                 return Err(self.memory_lost());
             }
-            rx.receiver.remember_urgent(byte[0]);
+            rx.half.receiver.remember_urgent(byte[0]);
         }
         if !consumer.state_flags.is_empty() {
             self.on_peer_state(rx, consumer.state_flags)?;
@@ -174,7 +171,7 @@ impl Conn {
 
     /// Takes state flags of the peer, new or repeated.
     fn on_peer_state(&self, rx: &mut Rx, flags: StateFlags) -> io::Result<()> {
-        rx.receiver.on_peer_done();
+        rx.half.receiver.on_peer_done();
         let mut tx = self.tx();
         let known = tx.close.peer_flags().contains(flags);
         if !known {
@@ -186,14 +183,14 @@ impl Conn {
 
     /// Copies readable bytes into the slices, limited by both.
     pub(super) fn copy_out(&self, rx: &Rx, bufs: &mut [IoSliceMut<'_>]) -> io::Result<u32> {
-        let readable = rx.receiver.readable();
+        let readable = rx.half.receiver.readable();
         let mut done = 0u32;
         for buf in bufs.iter_mut().take(MAX_SLICES) {
             let room = u32::try_from(buf.len()).unwrap_or(u32::MAX).min(readable - done);
             if room == 0 && done == readable {
                 break;
             }
-            let [first, second] = rx.receiver.peek(done, room);
+            let [first, second] = rx.half.receiver.peek(done, room);
             let (a, b) = buf.split_at_mut(first.len as usize);
             rx.carrier.copy_out(first.offset, a)?;
             if second.len != 0
@@ -217,9 +214,9 @@ impl Conn {
 
     /// The application has taken the next `n` bytes.
     pub(super) fn consume(&self, rx: &mut Rx, n: u32) -> io::Result<()> {
-        rx.receiver.on_published(self.cursors.announced());
-        let decision = rx.receiver.consume(n);
-        self.cursors.note_consumed(rx.receiver.cursor());
+        rx.half.receiver.on_published(self.cursors.announced());
+        let decision = rx.half.receiver.consume(n);
+        self.cursors.note_consumed(rx.half.receiver.cursor());
         self.update(rx, decision);
         if !decision.is_due() {
             self.schedule_update();
@@ -264,11 +261,11 @@ impl Conn {
     /// Sends the consumer cursor if due.
     fn update(&self, rx: &mut Rx, decision: UpdateDecision) {
         if decision.is_due() {
-            self.cursors.note_consumed(rx.receiver.cursor());
+            self.cursors.note_consumed(rx.half.receiver.cursor());
             let mut tx = self.tx();
             self.publish(&mut tx);
             drop(tx);
-            rx.receiver.on_published(rx.receiver.cursor());
+            rx.half.receiver.on_published(rx.half.receiver.cursor());
         }
     }
 
@@ -289,7 +286,7 @@ impl Conn {
         let mut rx = self.rx();
         self.check()?;
         self.refresh_rx(&mut rx)?;
-        let byte = rx.receiver.take_urgent(peek).map_err(|error| match error {
+        let byte = rx.half.receiver.take_urgent(peek).map_err(|error| match error {
             OobError::NotYet => io::ErrorKind::WouldBlock.into(),
             OobError::NoUrgent | OobError::Inline => {
                 io::Error::new(io::ErrorKind::InvalidInput, error)
@@ -307,7 +304,7 @@ impl Conn {
         self.reactor.poll();
         let mut rx = self.rx();
         self.refresh_rx(&mut rx)?;
-        Ok(rx.kept.is_none() && rx.receiver.at_mark())
+        Ok(rx.kept.is_none() && rx.half.receiver.at_mark())
     }
 
     /// Whether urgent data is announced or there (POLLPRI).
@@ -315,13 +312,13 @@ impl Conn {
         self.reactor.poll();
         let mut rx = self.rx();
         self.refresh_rx(&mut rx)?;
-        Ok(rx.receiver.exception())
+        Ok(rx.half.receiver.exception())
     }
 
     /// Whether the urgent byte stays in the stream (SO_OOBINLINE).
     pub(crate) fn set_oob_inline(&self, inline: bool) {
         let mut rx = self.rx();
-        let decision = rx.receiver.set_oob_inline(inline);
+        let decision = rx.half.receiver.set_oob_inline(inline);
         self.update(&mut rx, decision);
     }
 

@@ -11,10 +11,10 @@ use std::time::Duration;
 
 use rustix::net::{RecvFlags, recv, sockopt};
 use smc_core::connection::State;
+use smc_core::stream::distance;
 use smc_core::wire::cdc::ConsumerWord;
 use smc_core::wire::cdc::{ProducerWord, StateFlags};
 
-use super::copies::distance;
 use super::{Conn, Rx, Tx};
 
 impl Tx {

@@ -24,6 +24,7 @@ use crate::reactor::wait::{
 pub use ism_sys::SignalMask;
 use ism_sys::interrupt::listening;
 use ism_sys::lock;
+use smc_core::stream::reader_view;
 
 /// The possible operations on a connection right now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -63,7 +64,7 @@ pub struct ChangeToken {
 impl ChangeToken {
     /// Whether a reader has no more to do than at `earlier`: only the peer's reading has moved.
     pub fn same_for_reader(self, earlier: ChangeToken) -> bool {
-        crate::conn::reader_view(self.words) == crate::conn::reader_view(earlier.words)
+        reader_view(self.words) == reader_view(earlier.words)
             && self.end.same_for_reader(earlier.end)
     }
 }
