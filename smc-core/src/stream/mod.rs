@@ -6,12 +6,19 @@
 //! one end that needs no clock, lock, socket, descriptor or heap. The owner keeps each half under a
 //! lock of its own, moves the bytes, and reports what has happened.
 //!
+//! - [`SendHalf`]: the program's bytes, on their [`SendPath`] to the peer, and the end of the
+//!   connection. [`SendHalf::next`] says what to do with bytes, and the actions of
+//!   [`SendHalf::change`] and [`SendHalf::end`] what else.
 //! - [`RecvHalf`]: the bytes of the own ring, for the reader.
 //! - [`RecordRecv`]: the peer's bytes out of records, on their [`RecvPath`] into the own ring.
 //!   Records are taken under the lock of the sending half.
 
 mod places;
 mod recv;
+mod send;
 
 pub use places::{cursor_at, distance, last_of, offset_of, pieces_before};
 pub use recv::{Place, RecordRecv, RecvHalf, RecvPath, first_words, reader_view};
+pub use send::{
+    CHUNK, Holdings, Leaving, RecordSend, SendHalf, SendPath, SwitchReason, Transmit, WriteError,
+};
