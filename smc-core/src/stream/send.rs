@@ -424,3 +424,153 @@ fn first_word(sender: &Sender) -> u64 {
 fn chunk(left: usize) -> u32 {
     u32::try_from(left).unwrap_or(u32::MAX).min(CHUNK)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::connection::Ring;
+    use crate::wire::clc::Kind::{Accept, Confirm, Proposal};
+
+    fn half(role: Role) -> SendHalf {
+        SendHalf::new(Sender::new(Ring::smcr(20).unwrap()), role, true)
+    }
+
+    fn write(half: &mut SendHalf, bytes: u32) {
+        let taken = half.sender.advance(bytes, false);
+        half.count(taken);
+    }
+
+    /// A half with three bytes in a ring that it has left.
+    fn left(role: Role) -> SendHalf {
+        let mut half = half(role);
+        write(&mut half, 3);
+        half.change(Input::Leave(Reason::DeviceLeaves), &Holdings::default());
+        half
+    }
+
+    /// The same after the peer's RECEIVED and LEAVE.
+    fn on_tcp(role: Role) -> SendHalf {
+        let mut half = left(role);
+        let holdings = Holdings::default();
+        half.change(Input::Record(Record::Received { at: 3 }), &holdings);
+        let leave = Record::Leave { at: 0, reason: Reason::Answer, more: false };
+        half.change(Input::Record(leave), &holdings);
+        assert!(half.carrier().is_on_tcp());
+        half
+    }
+
+    #[test]
+    fn each_path_takes_bytes_or_holds_them() {
+        let mut half = half(Role::Client);
+        let ring = |bytes, more| Transmit::Ring { bytes, more };
+        assert_eq!(half.next(5, || false), ring(5, false));
+        assert_eq!(half.next(20, || false), ring(16, true));
+        assert!(half.is_short_of(20) && !half.is_short_of(16));
+        write(&mut half, 16);
+        assert_eq!(half.next(1, || true), Transmit::Hold, "the ring is full");
+        half.stop();
+        assert_eq!(half.path(), SendPath::Leaving(Leaving::Verdict));
+        assert!(!half.has_left() && !half.awaits_record() && !half.is_short_of(1));
+        assert_eq!(half.next(1, || true), Transmit::Hold);
+
+        let half = left(Role::Client);
+        assert_eq!(half.path(), SendPath::Leaving(Leaving::Received));
+        assert!(half.has_left() && half.awaits_record());
+        assert_eq!(half.next(1, || true), Transmit::Hold);
+
+        let mut half = on_tcp(Role::Client);
+        assert_eq!(half.path(), SendPath::Tcp);
+        assert_eq!(half.next(1, || true), Transmit::Record);
+        assert_eq!(half.next(1, || false), Transmit::Hold, "records wait");
+        half.records.blocked = true;
+        assert_eq!(half.next(1, || true), Transmit::Hold);
+        half.records = RecordSend { broken: true, ..RecordSend::default() };
+        assert_eq!(half.may_write(), Err(WriteError::Reset));
+        assert_eq!(half.next(1, || true), Transmit::Hold);
+    }
+
+    #[test]
+    fn a_failed_carrier_is_left_after_the_verdict_and_counted_once() {
+        let mut half = half(Role::Server);
+        half.stop();
+        let gone = Input::RingGone(Reason::DeviceGone);
+        assert!(half.leaves(&gone) && !half.leaves(&Input::Arrived));
+        half.change(gone, &Holdings::default());
+        assert!(!half.leaves(&gone));
+        half.change(gone, &Holdings::default());
+        assert_eq!(half.switches(), (1, Some(SwitchReason::Own(Reason::DeviceGone))));
+        half.stop();
+        assert_eq!(half.path(), SendPath::Leaving(Leaving::Received), "a stop changes nothing");
+    }
+
+    #[test]
+    fn a_server_holds_bytes_between_its_change_and_the_clients() {
+        let mut half = on_tcp(Role::Server);
+        let holdings = Holdings::default();
+        half.change(Input::Message(Proposal), &holdings);
+        half.change(Input::Prepared(true), &holdings);
+        half.change(Input::Message(Confirm), &holdings);
+        assert_eq!(half.next(1, || true), Transmit::Record);
+        half.change(Input::Prepared(true), &holdings);
+        assert_eq!(half.path(), SendPath::Leaving(Leaving::Change));
+        assert!(half.has_left() && half.awaits_record());
+        assert_eq!(half.next(1, || true), Transmit::Hold);
+        half.change(Input::Record(Record::Change { at: 0 }), &holdings);
+        assert!(half.begin_ring(Sender::new(Ring::smcr(36).unwrap())));
+        assert_eq!(half.next(99, || false), Transmit::Ring { bytes: 32, more: true });
+        assert_eq!(half.switches(), (2, Some(SwitchReason::Back)));
+        assert_eq!((half.total(), half.unread().1), (3, 0));
+    }
+
+    #[test]
+    fn a_client_sends_records_up_to_the_servers_change_and_no_urgent_ones() {
+        let mut half = on_tcp(Role::Client);
+        let holdings = Holdings::default();
+        half.change(Input::Return, &holdings);
+        half.change(Input::Message(Accept), &holdings);
+        half.change(Input::Prepared(true), &holdings);
+        assert_eq!(half.next(1, || true), Transmit::Record);
+        assert!(half.may_send_record() && !half.may_send_urgent_record());
+        // The device of the new ring goes before the ring begins.
+        half.change(Input::RingGone(Reason::DeviceGone), &holdings);
+        half.change(Input::Record(Record::Change { at: 0 }), &holdings);
+        assert!(!half.begin_ring(Sender::new(Ring::smcr(20).unwrap())));
+        assert_eq!(half.path(), SendPath::Leaving(Leaving::Received));
+    }
+
+    #[test]
+    fn an_urgent_byte_possibly_lost_is_marked_behind_leave() {
+        let marks = |holdings: Holdings| {
+            let mut half = half(Role::Client);
+            let taken = half.sender.advance_urgent(1);
+            half.count(taken);
+            let actions = half.change(Input::Leave(Reason::LinksGone), &holdings);
+            actions.contains(&Action::Write(Record::Urgent { at: 1 }))
+        };
+        assert!(!marks(Holdings::default()), "memory of both ends has the mark");
+        assert!(marks(Holdings { keeps_copies: true, ..Holdings::default() }));
+        assert!(marks(Holdings { copies: 1, ..Holdings::default() }));
+    }
+
+    #[test]
+    fn the_first_end_is_noted_and_said_once() {
+        let mut half = on_tcp(Role::Client);
+        half.note_first();
+        half.end(Event::Close { unread: false }, false);
+        assert!(half.is_closed() && half.note_said() && !half.note_said());
+        assert!(half.ends_first() && half.ends_tcp_first());
+        let mut second = on_tcp(Role::Client);
+        second.end(Event::Peer { flags: StateFlags::SENDING_DONE }, false);
+        second.note_first();
+        assert!(!second.ends_first());
+        assert_eq!(half.may_write(), Err(WriteError::Closed));
+    }
+
+    #[test]
+    fn reported_numbers_of_bytes_never_decrease() {
+        let mut half = half(Role::Client);
+        assert_eq!(half.report(5, 3), [5, 3]);
+        assert_eq!(half.report(4, 4), [5, 4]);
+        assert_eq!(half.report(2, 9), [9, 9]);
+    }
+}
