@@ -13,7 +13,7 @@ use std::net::IpAddr;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use smc_core::carrier::{BackOff, Input, Outgoing, Reading, Renewal, Role};
+use smc_core::carrier::{BackOff, Input, Reading, Renewal, Role};
 use smc_core::connection::State;
 use smc_core::handshake::AwaitAccept;
 use smc_core::time::Tick;
@@ -22,7 +22,6 @@ use smc_core::wire::clc::{Peek, peek_header};
 use smc_core::wire::record::{HEADER_LEN, Record};
 
 use super::carrier::Carrier;
-use super::change::{Change, ChangeReason};
 use super::counts::MovedTime;
 use super::from_tcp::first_chunk;
 use super::{Conn, Rx, Tx};
@@ -183,7 +182,7 @@ impl WayBack {
     }
 }
 
-impl Change {
+impl Tx {
     /// Whether the connection has been on TCP for long enough, at an end that may propose.
     fn is_return_due(&self) -> bool {
         let way = &self.way_back;
@@ -191,7 +190,7 @@ impl Change {
     }
 
     fn may_return(&self) -> bool {
-        self.way_back.agreed && !self.way_back.has_marked && self.end.is_on_tcp()
+        self.way_back.agreed && !self.way_back.has_marked && self.half.carrier().is_on_tcp()
     }
 }
 
@@ -204,33 +203,32 @@ impl Conn {
     /// Whether the connection is on TCP and may come back to a ring, or has to let go of one.
     pub(crate) fn may_come_back(&self) -> bool {
         let tx = self.tx();
-        tx.change.as_ref().is_some_and(|change| {
-            let may_return = change.may_return() && tx.close.state() == State::Active;
-            let is_asked = change.end.renewal() != Renewal::None;
-            !change.way_back.retired.is_empty()
-                || (may_return || is_asked) && !change.end.is_over() && self.tcp.is_open()
-        })
+        let may_return = tx.may_return() && tx.half.close.state() == State::Active;
+        let is_asked = tx.half.carrier().renewal() != Renewal::None;
+        !tx.way_back.retired.is_empty()
+            || (may_return || is_asked) && !tx.half.carrier().is_over() && self.tcp.is_open()
     }
 
     /// Has the connection propose a ring at its next turn, although it was refused one before.
     pub(crate) fn retry_return(&self) {
-        if let Some(change) = &mut self.tx().change {
-            let now = change.way_back.now();
-            change.way_back.back_off.retry(now);
-        }
+        let way = &mut self.tx().way_back;
+        let now = way.now();
+        way.back_off.retry(now);
     }
 
     /// The connection's knowledge of its peer's device.
     pub(crate) fn sign_of_device(&self) -> Option<(IpAddr, PeerDevice)> {
+        if !self.may_outlive() {
+            return None;
+        }
         let sign = {
             let tx = self.tx();
-            let change = tx.change.as_ref()?;
-            let way = &change.way_back;
+            let way = &tx.way_back;
             let at = |tick: Tick| way.begin + Duration::from_micros(tick.0);
             match (way.back_off.ring_since(), way.back_off.refused_at()) {
                 (Some(since), _) => PeerDevice::Ring(at(since)),
                 (None, Some(refused)) => {
-                    let may_try = change.may_return() && tx.close.state() == State::Active;
+                    let may_try = tx.may_return() && tx.half.close.state() == State::Active;
                     (way.role == Role::Client && may_try)
                         .then_some(PeerDevice::Refused(at(refused)))?
                 }
@@ -250,7 +248,7 @@ impl Conn {
             };
             let mut tx = self.tx();
             let step = next_step(&mut tx, params, may_begin);
-            let retired = tx.change.as_mut().map(|c| std::mem::take(&mut c.way_back.retired));
+            let retired = std::mem::take(&mut tx.way_back.retired);
             (step, retired)
         };
         drop(retired);
@@ -280,10 +278,9 @@ impl Conn {
         done: RingStep,
         params: &RingParams,
     ) -> bool {
-        let Some(change) = &mut tx.change else { return false };
-        let renewal = change.end.renewal();
+        let renewal = tx.half.carrier().renewal();
         let is_confirmed = matches!(renewal, Renewal::Confirmed { .. });
-        let way = &mut change.way_back;
+        let way = &mut tx.way_back;
         way.is_busy = false;
         if renewal == Renewal::None && !is_proposal {
             // The renewal has ended meanwhile.
@@ -338,11 +335,9 @@ impl Conn {
             RingStep::No(NoRing::Violated) => Input::Violated,
         };
         self.change(tx, input, 0);
-        if let Some(change) = &mut tx.change
-            && change.end.renewal() == Renewal::None
-        {
+        if tx.half.carrier().renewal() == Renewal::None {
             // TCP has ended meanwhile, or there is no ring.
-            change.way_back.forget();
+            tx.way_back.forget();
         }
         false
     }
@@ -357,24 +352,21 @@ impl Conn {
             return false;
         }
         let mut tx = self.tx();
-        let Some(change) = &mut tx.change else { return false };
-        let Some(Ok(record)) =
-            first_chunk(&change.receiving.input).map(|header| Record::parse(&header))
+        let Some(Ok(record)) = first_chunk(&tx.records.input).map(|header| Record::parse(&header))
         else {
             return false;
         };
-        change.receiving.input.drain(..HEADER_LEN);
+        tx.records.input.drain(..HEADER_LEN);
         self.change(&mut tx, Input::Record(record), 0);
-        let Some(change) = &mut tx.change else { return false };
-        if change.end.is_over() || change.end.incoming().reading() != Reading::Ring {
+        if tx.half.carrier().is_over() || tx.half.carrier().incoming().reading() != Reading::Ring {
             return true;
         }
-        let Some(next) = change.way_back.next.take() else { return false };
-        if change.receiving.records.stored() != Some(rx.half.total()) {
+        let Some(next) = tx.way_back.next.take() else { return false };
+        if tx.records.recv.stored() != Some(rx.half.total()) {
             self.change(&mut tx, Input::Violated, 0);
             return true;
         }
-        let me = change.way_back.me.clone();
+        let me = tx.way_back.me.clone();
         let last = self.carrier().key();
         self.exchange(rx, &mut tx, next.clone());
         drop(tx);
@@ -395,39 +387,32 @@ impl Conn {
     /// Has both directions use another carrier, from its beginning.
     fn exchange(&self, rx: &mut Rx, tx: &mut Tx, next: Arc<Carrier>) {
         let (Ok(sender), Ok(ring)) = (next.sender(), next.local_ring()) else { return };
-        let Some(change) = &mut tx.change else { return };
         tracing::debug!(peer = %next, "connection comes back to a device");
         rx.half.begin_ring(ring, sender.ring());
-        tx.sender = tx.sender.renew(sender);
-        let [producer, seen] = rx.half.seen();
+        let writes = tx.half.begin_ring(sender);
+        tx.records.recv.begin_ring();
+        tx.records.copies = Vec::new();
         self.cursors.restart(rx.half.receiver.cursor());
-        tx.seen = seen;
         // TCP may have brought something just now.
-        (rx.last_move, tx.last_move) = (MovedTime::new(producer), MovedTime::new(tx.total));
-        (tx.base, tx.lost) = (tx.total, None);
-        tx.producer = tx.sender.producer_word().to_u64();
-        tx.published = StateFlags::empty();
+        let [producer, _] = rx.half.seen();
+        (rx.last_move, tx.last_move) = (MovedTime::new(producer), MovedTime::new(tx.half.total()));
+        tx.lost = None;
         tx.queue.begin_ring();
-        change.receiving.records.begin_ring();
-        change.sending.told = StateFlags::empty();
-        change.sending.copies = Vec::new();
-        (change.why, change.count) = (Some(ChangeReason::Back), change.count + 1);
-        let way = &mut change.way_back;
+        let way = &mut tx.way_back;
         way.back_off.on_ring(way.now());
-        let writes = change.end.outgoing() == Outgoing::Ring;
         // The copies first: a thread seeing the new one has one of the locks, or takes none.
         let last = std::mem::replace(&mut tx.carrier, next.clone());
         rx.carrier = next.clone();
         self.carrier.store(next.clone());
-        change.way_back.retired.push(Box::new(last));
+        tx.way_back.retired.push(Box::new(last));
         self.end.come_back(writes);
         self.watch_line(&next);
         if !writes {
             next.fail();
         }
         // The ring repeats the state of the own direction already reported by TCP.
-        let words = self.out_words(tx, tx.sender.flags(), tx.close.flags());
-        if tx.close.flags().contains(StateFlags::CLOSED) {
+        let words = self.out_words(tx);
+        if tx.half.close.flags().contains(StateFlags::CLOSED) {
             next.release();
         }
         if writes && next.deliver(&[], words, true).is_ok() {
@@ -442,28 +427,28 @@ impl Conn {
 /// is unread, and unread bytes of the last ring have room beside the new one. A ring does not begin
 /// before the program has read the urgent byte, and this end would send nothing meanwhile.
 fn next_step(tx: &mut Tx, params: &RingParams, may_begin: bool) -> Option<Step> {
-    let is_active = tx.close.state() == State::Active && may_begin;
-    let change = tx.change.as_mut().filter(|change| !change.end.is_over())?;
-    let renewal = change.end.renewal();
-    if change.way_back.is_busy {
+    let is_active = tx.half.close.state() == State::Active && may_begin;
+    if tx.half.carrier().is_over() {
+        return None;
+    }
+    let renewal = tx.half.carrier().renewal();
+    if tx.way_back.is_busy {
         return None;
     }
     let step = match renewal {
-        Renewal::Confirmed { .. } => match change.way_back.stage.take() {
+        Renewal::Confirmed { .. } => match tx.way_back.stage.take() {
             Some(Stage::Linking(link)) => Step::Link(link, Vec::new()),
             stage => {
-                change.way_back.stage = stage;
+                tx.way_back.stage = stage;
                 return None;
             }
         },
-        Renewal::None if is_active && params.has_device() && change.is_return_due() => {
-            Step::Propose
-        }
+        Renewal::None if is_active && params.has_device() && tx.is_return_due() => Step::Propose,
         // A peer reading no answers gets no more of them: they would fill this process.
-        Renewal::Accepting if !change.sending.out.is_empty() => return None,
+        Renewal::Accepting if !tx.records.out.is_empty() => return None,
         Renewal::Accepting | Renewal::Confirming | Renewal::Attaching => {
-            let fits = is_active && change.may_return();
-            let way = &mut change.way_back;
+            let fits = is_active && tx.may_return();
+            let way = &mut tx.way_back;
             if !params.has_device() && way.complete.elapsed() < DEVICE_TIME {
                 return None;
             }
@@ -485,6 +470,6 @@ fn next_step(tx: &mut Tx, params: &RingParams, may_begin: bool) -> Option<Step> 
         }
         _ => return None,
     };
-    change.way_back.is_busy = true;
+    tx.way_back.is_busy = true;
     Some(step)
 }

@@ -8,7 +8,6 @@
 //! move queue until the move is completed, and the window until the device is reset.
 
 use smc_core::carrier::Violation;
-use smc_core::stream::{cursor_at, distance};
 use smc_core::wire::record::{MAX_DATA, Record};
 
 use super::{Conn, Tx};
@@ -17,28 +16,14 @@ impl Conn {
     /// Copies of bytes delivered to the ring and possibly not received by the peer, up to the last
     /// byte. `None`: the ring lacks bytes in the middle, so the connection cannot continue.
     pub(super) fn copies(&self, tx: &Tx) -> Option<Vec<u8>> {
-        let ring = tx.sender.ring();
-        let end = cursor_at(tx.total - tx.base, ring);
-        let unread = distance(tx.sender.consumed(), end, ring).unwrap_or(0);
-        self.carrier().last_sent(end, unread, ring)
-    }
-
-    /// The delivered urgent mark, if possibly not arrived (only bytes with copies can be lost). Nothing
-    /// was written behind the byte, unless the peer has read it.
-    pub(super) fn lost_mark(&self, tx: &Tx, copies: &[u8]) -> Option<u64> {
-        let has_copies = self.carrier().keeps_copies() || !copies.is_empty();
-        let may_be_lost = has_copies && tx.sender.urgent_unread();
-        // The sender counts the bytes of a failed delivery, too.
-        let delivered = tx.sender.cursor() == cursor_at(tx.total - tx.base, tx.sender.ring());
-        (may_be_lost && delivered).then_some(tx.total)
+        let (end, unread) = tx.half.unread();
+        self.carrier().last_sent(end, unread, tx.half.sender.ring())
     }
 
     /// Notes the loss of the carrier. The contents of the own ring are final as soon as the peer
     /// reports its sent bytes.
     pub(super) fn note_ring_gone(&self, tx: &mut Tx) {
-        if let Some(change) = &mut tx.change
-            && change.receiving.records.lose()
-        {
+        if tx.records.recv.lose() {
             // A separate event continues, under the lock of the receive side.
             self.tcp.watch_room();
         }
@@ -47,8 +32,7 @@ impl Conn {
     /// Sends as DATA the bytes delivered to the ring, but not received.
     pub(super) fn repeat(&self, tx: &mut Tx, from: u64, to: u64) {
         let more = tx.queue.has_unsent();
-        let Some(change) = &mut tx.change else { return };
-        let copies = std::mem::take(&mut change.sending.copies);
+        let copies = std::mem::take(&mut tx.records.copies);
         let lacking = usize::try_from(to.saturating_sub(from)).unwrap_or(usize::MAX);
         let Some(bytes) = copies.len().checked_sub(lacking).and_then(|at| copies.get(at..)) else {
             return self.cut_by_change(tx, Violation::NoCopy { from, kept: to });
@@ -57,8 +41,8 @@ impl Conn {
         for chunk in bytes.chunks(MAX_DATA as usize) {
             // These bytes were reported to the program as sent, and so were the bytes of the send
             // queue.
-            change.sending.out.push(&Record::Data { at, len: chunk.len() as u32, more }.header());
-            change.sending.out.push(chunk);
+            tx.records.out.push(&Record::Data { at, len: chunk.len() as u32, more }.header());
+            tx.records.out.push(chunk);
             at += chunk.len() as u64;
         }
         self.pump_out(tx);

@@ -78,7 +78,7 @@ impl Conn {
     /// Checks for moved bytes. The next check finds the bytes of a direction in use now.
     pub(super) fn note_moves(&self) {
         if let Some(mut tx) = if_free(&self.tx) {
-            let total = tx.total;
+            let total = tx.half.total();
             tx.last_move.note(total);
         }
         if let Some(mut rx) = if_free(&self.rx) {
@@ -92,29 +92,23 @@ impl Conn {
     pub(crate) fn undelivered(&self) -> u64 {
         let mut tx = self.tx();
         let counts = self.progress(&mut tx);
-        tx.total.saturating_sub(counts.acknowledged) + counts.unsent
+        tx.half.total().saturating_sub(counts.acknowledged) + counts.unsent
     }
 
     /// Sent and unsent bytes. In a ring, sent bytes are in the peer's memory, and so acknowledged in
     /// the sense of TCP. For records, the kernel knows more.
     pub(super) fn progress(&self, tx: &mut Tx) -> SentCounts {
         let queued = tx.queue.len() as u64;
-        let total = tx.total;
-        let Some(change) = &mut tx.change else {
-            return SentCounts { sent: total, acknowledged: total, unsent: queued };
-        };
+        let total = tx.half.total();
         let (mut sent, mut acknowledged) = (total, total);
-        if !change.end.is_on_ring() {
-            let waiting = change.sending.out.len() as u64;
+        if !tx.half.carrier().is_on_ring() {
+            let waiting = tx.records.out.len() as u64;
             let of_tcp = |bytes: std::io::Result<usize>| waiting + bytes.unwrap_or(0) as u64;
             // With the headers of the records, which are few bytes.
             sent = total.saturating_sub(of_tcp(self.tcp.with(unsent)));
             acknowledged = total.saturating_sub(of_tcp(self.tcp.with(unacknowledged)));
         }
-        let [told_sent, told_acknowledged] = &mut change.told_moved;
-        *told_acknowledged = acknowledged.max(*told_acknowledged);
-        *told_sent = sent.max(*told_sent).max(*told_acknowledged);
-        let (sent, acknowledged) = (*told_sent, *told_acknowledged);
+        let [sent, acknowledged] = tx.half.report(sent, acknowledged);
         SentCounts { sent, acknowledged, unsent: queued + total.saturating_sub(sent) }
     }
 
@@ -142,11 +136,10 @@ impl Conn {
         rx.last_move.note(producer);
         let mut tx = self.tx();
         self.refresh_tx(&mut tx);
-        let total = tx.total;
+        let total = tx.half.total();
         tx.last_move.note(total);
         let SentCounts { sent, acknowledged, unsent } = self.progress(&mut tx);
-        let end = tx.change.as_ref().map(|change| &change.end);
-        let is_on_tcp = end.is_some_and(|end| end.is_on_tcp()) && self.end.reads_tcp();
+        let is_on_tcp = tx.half.carrier().is_on_tcp() && self.end.reads_tcp();
         let since = |last: &MovedTime| (!is_on_tcp).then(|| last.elapsed());
         let ring = *rx.half.receiver.ring();
         MovedCounts {
@@ -154,15 +147,15 @@ impl Conn {
             acknowledged,
             unsent,
             received: rx.half.total(),
-            deliveries: tx.deliveries,
+            deliveries: tx.half.deliveries(),
             arrivals: rx.half.arrivals(),
             since_sent: since(&tx.last_move),
             since_received: since(&rx.last_move),
-            send_window: tx.sender.window(),
+            send_window: tx.half.sender.window(),
             receive_window: ring.len().saturating_sub(rx.half.receiver.available()),
             receive_buffer: ring.len(),
-            carrier_changes: tx.change.as_ref().map_or(0, |change| change.count),
-            ended: tx.close.flags().intersects(StateFlags::SENDING_DONE | StateFlags::CLOSED),
+            carrier_changes: tx.half.switches().0,
+            ended: tx.half.close.flags().intersects(StateFlags::SENDING_DONE | StateFlags::CLOSED),
             ended_by_peer: rx.half.ended,
         }
     }

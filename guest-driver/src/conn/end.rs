@@ -24,8 +24,8 @@ use ism_sys::{has_fin, poll_readable, reset_tcp};
 impl Tx {
     /// The one place where an event meets unsent bytes: under the lock of the send side, after the last
     /// check of the peer's words. Another thread may send the bytes at any time.
-    fn apply(&mut self, event: Event) -> Actions {
-        self.close.on(event, self.queue.has_unsent())
+    fn end(&mut self, event: Event) -> Actions {
+        self.half.end(event, self.queue.has_unsent())
     }
 }
 
@@ -98,21 +98,17 @@ impl Conn {
     /// first of the two.
     fn begin_end(&self, tx: &mut Tx) {
         self.refresh_tx(tx);
-        let said = tx.close.flags().union(tx.close.pending());
-        if !said.intersects(StateFlags::SENDING_DONE | StateFlags::CLOSED) && !tx.close.peer_done()
-        {
-            tx.ends_first = true;
-        }
+        tx.half.note_first();
     }
 
     /// The application is about to close the connection. If this end was the first to end a direction,
     /// its TCP sends the first FIN: the other end can use its port again at once, as on TCP. Not while
     /// bytes may need TCP: the peer takes a FIN and the end of this process for the end of the data.
     fn end_tcp_first(&self, tx: &Tx) {
-        if tx.ends_first
+        if tx.half.ends_first()
             && self.arrives_without_tcp(tx)
-            && !tx.is_flushing()
-            && !tx.has_left()
+            && !tx.half.records.closing
+            && !tx.half.has_left()
             && !self.has_failed()
             && let Some(tcp) = &*self.tcp.stream()
         {
@@ -155,19 +151,19 @@ impl Conn {
             }
         }
         self.note_unfinished(&mut tx);
-        tx.close.state() == State::Closed && !tx.is_flushing()
+        tx.half.close.state() == State::Closed && !tx.half.records.closing
     }
 
     /// Whether the peer has announced the end of its direction, regardless of later events.
     pub(crate) fn peer_has_ended(&self) -> bool {
         let mut tx = self.tx();
         self.refresh_tx(&mut tx);
-        tx.close.peer_done()
+        tx.half.close.peer_done()
     }
 
     /// State of the termination, for reports.
     pub(crate) fn state(&self) -> State {
-        self.tx().close.state()
+        self.tx().half.close.state()
     }
 
     /// Checks the TCP connection for a reset or a late Decline. A FIN means nothing (CLOSE-44): TCP
@@ -195,7 +191,7 @@ impl Conn {
     fn on_tcp_reset(&self) {
         let mut tx = self.tx();
         self.refresh_tx(&mut tx);
-        if !tx.close.peer_flags().contains(StateFlags::CLOSED) {
+        if !tx.half.close.peer_flags().contains(StateFlags::CLOSED) {
             self.cut(&mut tx);
         }
         drop(tx);
@@ -205,7 +201,7 @@ impl Conn {
     /// The connection ends without a word of the peer. Received bytes can still be read, and behind
     /// them the end of data if the peer has ended its direction; else an error, as on TCP.
     pub(super) fn cut(&self, tx: &mut Tx) {
-        if tx.close.peer_done() {
+        if tx.half.close.peer_done() {
             self.end.fail(Failure::Ended);
         }
         self.step_and_keep(tx, Event::TcpReset);
@@ -223,7 +219,7 @@ impl Conn {
     /// Ends the connection if its carrier has failed without a later event.
     pub(super) fn check_carrier(&self) {
         let carrier = self.carrier();
-        if carrier.has_failed() && !self.has_failed() && !self.tx().has_left() {
+        if carrier.has_failed() && !self.has_failed() && !self.tx().half.has_left() {
             carrier.ask_for_peer();
             self.lost(|now| std::ptr::eq(now, &**carrier));
         }
@@ -244,10 +240,10 @@ impl Conn {
     /// The device reports the loss of the carrier with this key.
     pub(super) fn heard_of_loss(&self, key: u32) {
         {
-            let tx = self.tx();
+            let mut tx = self.tx();
             // The device reports the buffers of a leaving peer ahead of the peer itself.
             if tx.carrier.key() == key && tx.carrier.may_hear_of_peer() {
-                self.hold_writes();
+                self.hold_writes(&mut tx);
                 tx.carrier.fail();
                 return;
             }
@@ -256,10 +252,10 @@ impl Conn {
     }
 
     pub(super) fn lost_locked(&self, tx: &mut Tx) {
-        if tx.has_left() {
+        if tx.half.has_left() {
             return self.note_ring_gone(tx);
         }
-        self.hold_writes();
+        self.hold_writes(tx);
         if !self.is_over_by_loss(tx) {
             match self.is_end_of_process(tx) {
                 Some(true) => {
@@ -289,14 +285,15 @@ impl Conn {
 
     /// A connection that has ended before it had left its device holds the device no longer.
     fn note_end_of_leave(&self, tx: &Tx) {
-        if tx.change.is_some() && !self.must_leave(tx) {
+        if self.may_outlive() && !self.must_leave(tx) {
             self.reactor.wake_background();
         }
     }
 
     /// Writes wait until the connection's next carrier is known.
-    pub(super) fn hold_writes(&self) {
+    pub(super) fn hold_writes(&self, tx: &mut Tx) {
         if self.may_outlive() {
+            tx.half.stop();
             self.end.leave_ring();
         }
     }
@@ -324,7 +321,8 @@ impl Conn {
     fn is_over_by_loss(&self, tx: &mut Tx) -> bool {
         self.carrier().fail();
         self.refresh_tx(tx);
-        tx.close.state() == State::Closed || tx.close.peer_flags().contains(StateFlags::CLOSED)
+        tx.half.close.state() == State::Closed
+            || tx.half.close.peer_flags().contains(StateFlags::CLOSED)
     }
 
     /// Whether the peer's process has ended after reading every byte written here: the device of this
@@ -335,13 +333,13 @@ impl Conn {
     ///
     /// `None`: neither FIN nor RST has come yet.
     fn is_end_of_process(&self, tx: &mut Tx) -> Option<bool> {
-        let may_be = self.carrier().peer_has_left() && tx.sender.in_flight() == 0;
+        let may_be = self.carrier().peer_has_left() && tx.half.sender.in_flight() == 0;
         if !may_be || !self.tcp_has_ended()? {
             return Some(false);
         }
         // The last words of the process: its last bytes, and its last read position.
         self.refresh_tx(tx);
-        let has_read_all = tx.sender.in_flight() == 0 && !tx.queue.has_unsent();
+        let has_read_all = tx.half.sender.in_flight() == 0 && !tx.queue.has_unsent();
         Some(has_read_all && !self.peer_has_unsent() && self.carrier().has_memory())
     }
 
@@ -396,19 +394,19 @@ impl Conn {
         // TCP delivers bytes from before a reset, and so does this end, although CLOSE-26 would allow
         // discarding them.
         self.step_and_keep(tx, Event::Peer { flags });
-        if tx.close.peer_done() {
+        if tx.half.close.peer_done() {
             self.end.end_of_peer();
         }
     }
 
     pub(super) fn step(&self, tx: &mut Tx, event: Event) {
-        let actions = tx.apply(event);
+        let actions = tx.end(event);
         self.carry_out(tx, actions);
     }
 
     /// Like [`Conn::step`], but received bytes can still be read.
     pub(super) fn step_and_keep(&self, tx: &mut Tx, event: Event) {
-        let actions = tx.apply(event);
+        let actions = tx.end(event);
         if actions.contains(Actions::PURGE) {
             self.discard_held(tx);
         }
@@ -416,7 +414,7 @@ impl Conn {
     }
 
     fn carry_out(&self, tx: &mut Tx, actions: Actions) {
-        if !tx.close.can_write() {
+        if !tx.half.close.can_write() {
             self.end.shut_write();
         }
         if actions.intersects(Actions::SEND_CLOSED | Actions::CLOSE_TCP) {
@@ -432,7 +430,7 @@ impl Conn {
             self.step(tx, Event::AbortDelivered);
         }
         let has_failed = actions.intersects(Actions::REPORT_RESET | Actions::REPORT_ABORTED);
-        if has_failed || tx.change.as_ref().is_some_and(|change| !change.end.is_on_ring()) {
+        if has_failed || !tx.half.carrier().is_on_ring() {
             self.note_end_of_leave(tx);
         }
         self.note_unfinished(tx);
@@ -487,9 +485,9 @@ impl Conn {
             let seen = {
                 let mut tx = self.tx();
                 self.refresh_tx(&mut tx);
-                let is_sent = tx.queue.is_empty() && tx.has_no_records();
-                let is_read = tx.sender.in_flight() == 0 && is_sent;
-                let is_by_tcp = is_read && tx.has_left();
+                let is_sent = tx.queue.is_empty() && tx.records.out.is_empty();
+                let is_read = tx.half.sender.in_flight() == 0 && is_sent;
+                let is_by_tcp = is_read && tx.half.has_left();
                 if is_read && !(is_by_tcp && self.has_unacknowledged()) || self.has_failed() {
                     return;
                 }
@@ -507,11 +505,11 @@ impl Conn {
                 }
                 // The peer need not report its last reads by itself (CDC-21), so ask for them (CDC-23,
                 // CDC-24).
-                tx.sender.request_update();
-                if tx.sender.publish_due() {
+                tx.half.sender.request_update();
+                if tx.half.sender.publish_due() {
                     self.publish(&mut tx);
                 }
-                tx.seen
+                tx.half.seen()
             };
             let flushed = || self.end.has_left_ring() && self.tx().has_room_on_tcp();
             let look = self.look();

@@ -49,15 +49,14 @@ impl Conn {
     pub(super) fn serve_tcp(&self, rx: &mut Rx) {
         {
             let mut tx = self.tx();
-            let Some(change) = &mut tx.change else { return };
             if queues_are_held() {
                 return;
             }
-            if std::mem::take(&mut change.sending.blocked) {
+            if std::mem::take(&mut tx.half.records.blocked) {
                 self.waiting.note_room_on_tcp();
             }
             self.pump_out(&mut tx);
-            if tx.has_left() {
+            if tx.half.has_left() {
                 self.flush_held(&mut tx);
             }
         }
@@ -98,14 +97,9 @@ impl Conn {
 
     fn serve_round(&self, rx: &Rx, tx: &mut Tx) -> Round {
         let mut arrived = self.arrived(rx, tx);
-        if matches!(tx.change.as_ref().map(|c| c.end.incoming().reading()), Some(Reading::Until(_)))
-        {
+        if matches!(tx.half.carrier().incoming().reading(), Reading::Until(_)) {
             // This end may have heard of the loss before it left the ring.
-            let gone = tx
-                .change
-                .as_ref()
-                .is_some_and(|change| change.receiving.records.path() == RecvPath::Lost)
-                || self.carrier().brings_no_more();
+            let gone = tx.records.recv.path() == RecvPath::Lost || self.carrier().brings_no_more();
             if gone {
                 arrived = if self.carrier().keep_ring() { self.arrived(rx, tx) } else { None };
             }
@@ -117,40 +111,39 @@ impl Conn {
             if let Some(from) = self.change(tx, input, up_to) {
                 return Round::Reads(from);
             }
-            if tx.change.as_ref().is_some_and(|change| !change.end.is_over()) {
+            if !tx.half.carrier().is_over() {
                 self.await_ring();
                 if self.arrived(rx, tx) != arrived {
                     return Round::Again;
                 }
             }
         }
-        let Some(change) = &mut tx.change else { return Round::Done };
-        if change.end.is_over() {
+        if tx.half.carrier().is_over() {
             return Round::Done;
         }
-        if change.receiving.records.has_body() {
+        if tx.records.recv.has_body() {
             return self.store_body(tx);
         }
-        if change.way_back.missing() > 0 {
+        if tx.way_back.missing() > 0 {
             return self.take_message(tx);
         }
-        if let Some(header) = first_chunk(&change.receiving.input) {
+        if let Some(header) = first_chunk(&tx.records.input) {
             let begins_ring = matches!(Record::parse(&header), Ok(Record::Change { .. }));
-            if begins_ring && change.way_back.has_ring() {
+            if begins_ring && tx.way_back.has_ring() {
                 return Round::Ring;
             }
-            if begins_ring && change.way_back.is_linking() {
+            if begins_ring && tx.way_back.is_linking() {
                 return Round::Done;
             }
-            let is_late = begins_ring && change.way_back.has_failed();
-            change.receiving.input.drain(..HEADER_LEN);
+            let is_late = begins_ring && tx.way_back.has_failed();
+            tx.records.input.drain(..HEADER_LEN);
             let input = match Record::parse(&header) {
                 // The link used by the peer was not brought up here.
                 Ok(_) if is_late => Input::Violated,
                 Ok(record) => {
                     match record {
-                        Record::Data { len, .. } => change.receiving.records.begin_body(len),
-                        Record::Clc { len } => change.way_back.begin_message(len),
+                        Record::Data { len, .. } => tx.records.recv.begin_body(len),
+                        Record::Clc { len } => tx.way_back.begin_message(len),
                         _ => {}
                     }
                     Input::Record(record)
@@ -203,10 +196,9 @@ impl Conn {
             return;
         }
         let last = ConsumerWord::from_u64(self.words()[1]);
-        let sent = tx.sender.producer_word().cursor;
-        let Some(change) = &mut tx.change else { return };
-        let has_sent = change.end.outgoing() == Outgoing::Tcp;
-        change.receiving.records.begin_tcp(from, last, has_sent.then_some(sent));
+        let sent = tx.half.sender.producer_word().cursor;
+        let has_sent = tx.half.carrier().outgoing() == Outgoing::Tcp;
+        tx.records.recv.begin_tcp(from, last, has_sent.then_some(sent));
         self.end.read_tcp();
         self.end_awaiting();
         self.store_words(tx);
@@ -217,26 +209,24 @@ impl Conn {
 
     /// Bytes received by the own ring, if its words can be true.
     fn arrived(&self, rx: &Rx, tx: &Tx) -> Option<u64> {
-        let stored = tx.change.as_ref().and_then(|change| change.receiving.records.stored());
-        stored.or_else(|| rx.half.arrived(self.words()))
+        tx.records.recv.stored().or_else(|| rx.half.arrived(self.words()))
     }
 
     /// Stores bytes of a DATA record into the own ring, as far as there is room.
     fn store_body(&self, tx: &mut Tx) -> Round {
         let ring = self.own_ring();
-        let Some(change) = &mut tx.change else { return Round::Done };
-        if change.receiving.input.is_empty() {
+        if tx.records.input.is_empty() {
             return self.fill(tx);
         }
         let consumed = ConsumerWord::from_u64(self.cursors.consumed()).cursor;
-        let (first, _) = change.receiving.input.as_slices();
-        let Place { offset, len } = change.receiving.records.place(consumed, first.len(), &ring);
+        let (first, _) = tx.records.input.as_slices();
+        let Place { offset, len } = tx.records.recv.place(consumed, first.len(), &ring);
         if len == 0 {
-            return if change.awaits_record() { Round::Full } else { Round::Done };
+            return if tx.awaits_record() { Round::Full } else { Round::Done };
         }
         self.carrier().store(offset, first.get(..len).unwrap_or_default());
-        change.receiving.input.drain(..len);
-        change.receiving.records.store(len);
+        tx.records.input.drain(..len);
+        tx.records.recv.store(len);
         self.store_words(tx);
         Round::Again
     }
@@ -244,8 +234,7 @@ impl Conn {
     /// The program has read bytes from TCP: input waiting for room has its turn.
     pub(super) fn go_on_from_tcp(&self, rx: &mut Rx) {
         let mut tx = self.tx();
-        let awaits_room =
-            tx.change.as_ref().is_some_and(|change| !change.receiving.input.is_empty());
+        let awaits_room = !tx.records.input.is_empty();
         if !awaits_room {
             return self.note_unread(rx, &mut tx);
         }
@@ -255,11 +244,10 @@ impl Conn {
 
     /// Takes bytes of a CLC message, and informs the machine after the last byte.
     fn take_message(&self, tx: &mut Tx) -> Round {
-        let Some(change) = &mut tx.change else { return Round::Done };
-        if change.receiving.input.is_empty() {
+        if tx.records.input.is_empty() {
             return self.fill(tx);
         }
-        if let Some(input) = change.way_back.take_bytes(&mut change.receiving.input) {
+        if let Some(input) = tx.way_back.take_bytes(&mut tx.records.input) {
             self.change(tx, input, 0);
         }
         Round::Again
@@ -267,33 +255,30 @@ impl Conn {
 
     /// Takes bytes from TCP.
     fn fill(&self, tx: &mut Tx) -> Round {
-        let Some(change) = &mut tx.change else { return Round::Done };
-        if change.receiving.ended {
+        if tx.records.ended {
             self.look_for_reset(tx);
             return Round::Done;
         }
         if !self.expect_unread(tx) {
             return Round::Done;
         }
-        let Some(change) = &mut tx.change else { return Round::Done };
         // Not on the stack of the program's thread, which may be smaller; and without zeroing room not
         // filled by the kernel. Neither conversion allocates.
-        let mut bytes = Vec::from(std::mem::take(&mut change.receiving.input));
+        let mut bytes = Vec::from(std::mem::take(&mut tx.records.input));
         bytes.reserve(TAKEN_AT_ONCE);
         let brought = self.read_tcp(&mut bytes);
         // An idle connection keeps no room.
-        change.receiving.input = if bytes.is_empty() { VecDeque::new() } else { bytes.into() };
+        tx.records.input = if bytes.is_empty() { VecDeque::new() } else { bytes.into() };
         let input = match brought {
             Brought::Bytes => return Round::Again,
             Brought::Nothing => return Round::Done,
             Brought::End => {
-                change.receiving.ended = true;
-                let in_record =
-                    change.receiving.records.has_body() || change.way_back.missing() > 0;
-                Input::TcpEnded { whole: !in_record && change.receiving.input.is_empty() }
+                tx.records.ended = true;
+                let in_record = tx.records.recv.has_body() || tx.way_back.missing() > 0;
+                Input::TcpEnded { whole: !in_record && tx.records.input.is_empty() }
             }
             Brought::Reset => {
-                change.receiving.ended = true;
+                tx.records.ended = true;
                 Input::TcpReset
             }
         };
@@ -309,10 +294,10 @@ impl Conn {
 
     /// TCP was reset.
     fn note_reset(&self, tx: &mut Tx) {
-        let is_on_ring = tx.change.as_ref().is_some_and(|change| change.end.is_on_ring());
+        let is_on_ring = tx.half.carrier().is_on_ring();
         if is_on_ring {
             self.refresh_tx(tx);
-            if tx.close.peer_flags().contains(StateFlags::CLOSED) {
+            if tx.half.close.peer_flags().contains(StateFlags::CLOSED) {
                 return;
             }
         }

@@ -19,8 +19,7 @@ impl Conn {
     /// peer's records while a ring is being left.
     pub(crate) fn needs_turns(&self) -> bool {
         let is_due = |end: &End| !end.is_on_ring() && !end.is_over();
-        let is_own = !self.carrier().must_be_polled();
-        is_own && self.tx().change.as_ref().is_some_and(|change| is_due(&change.end))
+        !self.carrier().must_be_polled() && is_due(self.tx().half.carrier())
     }
 
     /// Whether no thread holds a lock of the connection.
@@ -46,9 +45,7 @@ impl Conn {
         }
         self.waiting.forget_threads();
         self.tcp.forget_threads();
-        if let Some(change) = &mut self.tx().change {
-            change.way_back.forget_thread();
-        }
+        self.tx().way_back.forget_thread();
         self.hold_on();
         self.cursors.clear_update();
         self.schedule_update();

@@ -63,16 +63,16 @@ impl Conn {
             local: addresses.map(|(local, _)| local),
             peer: addresses.map(|(_, peer)| peer),
             info: self.carrier().info(),
-            changes: tx.change.as_ref().map(|change| change.report()),
-            state: format!("{:?}", tx.close.state()),
-            sent: tx.total,
+            changes: self.may_outlive().then(|| tx.report()),
+            state: format!("{:?}", tx.half.close.state()),
+            sent: tx.half.total(),
             received,
             unread,
-            unread_by_peer: tx.sender.in_flight(),
+            unread_by_peer: tx.half.sender.in_flight(),
             queued: tx.queue.len(),
             cursors: Cursors {
-                written: wrap_and_count(tx.sender.producer_word().cursor),
-                read_by_peer: wrap_and_count(ConsumerWord::from_u64(tx.seen).cursor),
+                written: wrap_and_count(tx.half.sender.producer_word().cursor),
+                read_by_peer: wrap_and_count(ConsumerWord::from_u64(tx.half.seen()).cursor),
                 written_by_peer: wrap_and_count(written_by_peer),
                 read: wrap_and_count(read),
             },
@@ -87,7 +87,7 @@ impl Conn {
             (rx.half.total(), rx.half.arrivals())
         };
         let tx = self.tx();
-        (tx.total.saturating_add(received), tx.deliveries.min(arrivals))
+        (tx.half.total().saturating_add(received), tx.half.deliveries().min(arrivals))
     }
 }
 

@@ -48,14 +48,14 @@ use std::time::{Duration, Instant};
 use arc_swap::{ArcSwap, Guard};
 use rustix::net::sockopt;
 use smc_core::carrier::Role;
-use smc_core::connection::{Close, Event, Receiver, Sender};
-use smc_core::stream::{RecvHalf, first_words};
-use smc_core::wire::cdc::StateFlags;
+use smc_core::connection::Receiver;
+use smc_core::stream::{RecvHalf, SendHalf, first_words};
 
 pub(crate) use carrier::Carrier;
 use carrier::no_ring;
-use change::Change;
+use change::Records;
 pub(crate) use come_back::PeerDevice;
+use come_back::WayBack;
 use counts::MovedTime;
 use cursors::ConsumerCursors;
 use end_word::{EndWord, Failure};
@@ -78,40 +78,23 @@ use crate::reactor::wait::Deadline;
 use crate::reactor::{ConnectionHandler, DelayedUpdate, Reactor};
 use ism_sys::{lock, may_delay};
 
-/// Bytes of a long write between two updates of the producer cursor. Updates cost little at this size,
-/// and the peer can read one part while this end writes the next.
-const CHUNK: u32 = 64 << 10;
-
 /// The send side.
 pub(super) struct Tx {
     /// The carrier of both directions, as [`Conn::carrier`].
     carrier: Arc<Carrier>,
-    sender: Sender,
-    close: Close,
-    /// State flags of the last control words sent.
-    published: StateFlags,
-    /// The last producer word sent.
-    producer: u64,
-    /// The peer's consumer word at the last refresh.
-    seen: u64,
+    half: SendHalf,
     /// The end of the wait for the peer's closing words.
     timer: Option<Instant>,
     /// The time of the peer's loss, while TCP may still report the end of its process.
     lost: Option<Instant>,
-    /// The application has ended its direction before the peer.
-    ends_first: bool,
-    /// Number of bytes sent.
-    total: u64,
-    /// Bytes sent before the first byte of the ring.
-    base: u64,
-    /// Number of sends.
-    deliveries: u64,
     /// The time of the last send, by `total`.
     last_move: MovedTime,
     /// Bytes for which the ring has no room.
     queue: SendQueue,
-    /// The state for outliving the carrier; `None`: the connection ends with the carrier.
-    change: Option<Box<Change>>,
+    /// The TCP connection as another carrier.
+    records: Records,
+    /// The return from TCP to a ring.
+    way_back: WayBack,
 }
 
 /// The receive side.
@@ -170,32 +153,24 @@ impl Conn {
         let carrier = Arc::new(carrier);
         let sender = carrier.sender().map_err(no_ring)?;
         let receiver = Receiver::new(carrier.local_ring().map_err(no_ring)?);
-        let [producer, seen] = first_words(receiver.ring(), sender.ring());
+        let words = first_words(receiver.ring(), sender.ring());
         let cursors = ConsumerCursors::new(receiver.cursor());
-        let mut close = Close::new();
-        close.on(Event::Established, false);
         let tx = Tx {
             carrier: carrier.clone(),
-            close,
-            published: StateFlags::empty(),
-            producer: sender.producer_word().to_u64(),
-            sender,
-            seen,
+            half: SendHalf::new(sender, role, carrier.may_come_back()),
             timer: None,
             lost: None,
-            ends_first: false,
-            total: 0,
-            base: 0,
-            deliveries: 0,
             last_move: MovedTime::new(0),
             queue: SendQueue::default(),
-            change: watch.as_ref().map(|_| Box::new(Change::new(&carrier, role))),
+            // The child of a fork can take over a connection that need not be polled.
+            records: Records::new(!carrier.must_be_polled()),
+            way_back: WayBack::new(role, carrier.may_come_back()),
         };
         let rx = Rx {
             carrier: carrier.clone(),
-            half: RecvHalf::new(receiver, [producer, seen]),
+            half: RecvHalf::new(receiver, words),
             kept: None,
-            last_move: MovedTime::new(producer),
+            last_move: MovedTime::new(words[0]),
         };
         let words = carrier.words();
         let conn = Arc::new(Conn {
@@ -210,9 +185,7 @@ impl Conn {
             moved: common.moved.clone(),
             carrier: ArcSwap::new(carrier),
         });
-        if let Some(change) = &mut conn.tx().change {
-            change.way_back.me = Arc::downgrade(&conn);
-        }
+        conn.tx().way_back.me = Arc::downgrade(&conn);
         // A device gone during the handshake reports nothing any more, and its successor may have
         // another connection by this key.
         let is_gone = conn.carrier().is_device_gone();

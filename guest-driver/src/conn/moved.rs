@@ -49,7 +49,7 @@ impl MovedBytes {
 impl Conn {
     /// The connection is over.
     pub(super) fn count_moved(&mut self) {
-        let sent = self.tx.get_mut().unwrap_or_else(PoisonError::into_inner).total;
+        let sent = self.tx.get_mut().unwrap_or_else(PoisonError::into_inner).half.total();
         let received = self.rx.get_mut().unwrap_or_else(PoisonError::into_inner).half.total();
         self.moved.add([sent, received]);
     }

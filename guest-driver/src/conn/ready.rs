@@ -54,12 +54,14 @@ impl Conn {
         let failed = self.has_error();
         let shut = self.end.is_read_shut();
         // The peer closed, so nothing goes either way, or both directions have ended.
-        let closed = tx.close.peer_flags().contains(StateFlags::CLOSED);
-        let said = tx.close.flags().union(tx.close.pending());
-        let own_end = said.intersects(StateFlags::SENDING_DONE | StateFlags::CLOSED);
+        let closed = tx.half.close.peer_flags().contains(StateFlags::CLOSED);
+        let own_end = tx.half.own_flags().intersects(StateFlags::SENDING_DONE | StateFlags::CLOSED);
         Ready {
             readable: rx.readable() > 0 || ended || shut || failed,
-            writable: failed || !tx.close.can_write() || tx.is_broken() || self.shows_room(&tx),
+            writable: failed
+                || !tx.half.close.can_write()
+                || tx.half.records.broken
+                || self.shows_room(&tx),
             read_closed: ended || shut || failed,
             hang_up: failed || closed || (own_end && (ended || shut)),
             both_ended: failed || (own_end && (ended || shut)),
@@ -71,7 +73,7 @@ impl Conn {
     fn shows_room(&self, tx: &Tx) -> bool {
         match self.end.has_left_ring() {
             true => tx.shows_room_on_tcp(),
-            false => has_room(&tx.sender) || tx.shows_room(),
+            false => has_room(&tx.half.sender) || tx.shows_room(),
         }
     }
 

@@ -173,7 +173,7 @@ impl Conn {
     fn on_peer_state(&self, rx: &mut Rx, flags: StateFlags) -> io::Result<()> {
         rx.half.receiver.on_peer_done();
         let mut tx = self.tx();
-        let known = tx.close.peer_flags().contains(flags);
+        let known = tx.half.close.peer_flags().contains(flags);
         if !known {
             self.on_peer_flags(&mut tx, flags);
         }

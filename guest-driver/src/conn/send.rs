@@ -2,13 +2,14 @@
 //! The send side: into the peer's ring.
 
 use std::io::{self, IoSlice};
-use std::sync::MutexGuard;
 
 use smc_core::connection::Span;
-use smc_core::wire::cdc::{ConsumerWord, ProducerFlags, StateFlags};
+use smc_core::stream::{SendPath, Transmit, WriteError};
+use smc_core::wire::Cursor;
+use smc_core::wire::cdc::{ConsumerWord, ProducerFlags};
 
 use super::counts::times_are_stored;
-use super::{CHUNK, Conn, Deadline, Tx};
+use super::{Conn, Deadline, Tx};
 use crate::capture;
 use virtio_ism::DeliverError;
 
@@ -33,113 +34,124 @@ impl Conn {
     }
 
     fn send_some(&self, bufs: &[IoSlice<'_>], deadline: &Deadline) -> io::Result<usize> {
-        let tx = self.tx();
-        self.send_from(tx, bufs, 0, deadline)
-    }
-
-    /// Continues a write with `done` bytes sent.
-    pub(super) fn send_from<'a>(
-        &'a self,
-        mut tx: MutexGuard<'a, Tx>,
-        bufs: &[IoSlice<'_>],
-        mut done: usize,
-        deadline: &Deadline,
-    ) -> io::Result<usize> {
         let wanted = bufs.iter().fold(0usize, |sum, buf| sum.saturating_add(buf.len()));
+        let (mut tx, mut done) = (self.tx(), 0);
         // An application only writing, and finding room, learns here of the peer's close (CLOSE-43).
         self.refresh_tx(&mut tx);
         loop {
             match self.may_write(&tx) {
-                Ok(()) => {}
-                Err(_) if done > 0 => return Ok(done),
-                Err(error) => return Err(error),
+                Ok(()) if done < wanted => {}
+                Err(error) if done == 0 => return Err(error),
+                _ => return Ok(done),
             }
-            if done == wanted {
-                return Ok(done);
-            }
-            if self.end.has_left_ring() {
-                return self.send_left(tx, bufs, done, deadline);
-            }
-            let left = wanted - done;
-            let chunk = u32::try_from(left).unwrap_or(u32::MAX).min(CHUNK);
-            if tx.sender.space() < chunk {
-                self.refresh_tx(&mut tx);
-            }
-            let n = tx.sender.space().min(chunk);
-            if n > 0 {
-                let more = left > n as usize;
-                done += self.put(&mut tx, bufs, done, n, more)? as usize;
+            if let Some(n) = self.transmit(&mut tx, bufs, done, wanted - done)? {
+                done += n;
                 continue;
             }
-            // The refresh may have ended the connection.
-            self.may_write(&tx).or_else(|error| if done > 0 { Ok(()) } else { Err(error) })?;
+            // The refresh, or the attempt, may have ended the connection.
+            if let Err(error) = self.may_write(&tx) {
+                return if done > 0 { Ok(done) } else { Err(error) };
+            }
             let held = self.hold(&mut tx, bufs, done, false);
             if held > 0 {
                 done += held;
                 continue;
             }
-            tx.sender.block();
-            if tx.sender.publish_due() {
-                self.publish(&mut tx);
+            let is_on_ring = tx.half.path() == SendPath::Ring;
+            if is_on_ring {
+                tx.half.sender.block();
+                if tx.half.sender.publish_due() {
+                    self.publish(&mut tx);
+                }
             }
             if self.options.is_nonblocking() {
                 self.waiting.set_write_blocked(true);
-                if done > 0 {
-                    drop(tx);
-                    self.await_stall();
-                    self.sync_readiness();
-                    return Ok(done);
-                }
-                let seen = tx.seen;
+                let seen = tx.half.seen();
                 drop(tx);
-                self.reactor.poll();
-                self.sync_readiness();
-                if self.words()[1] == seen || self.has_failed() {
-                    self.check()?;
-                    self.await_stall();
-                    return Err(io::ErrorKind::WouldBlock.into());
+                if self.finds_no_room(is_on_ring, done, seen)? {
+                    return if done > 0 { Ok(done) } else { Err(io::ErrorKind::WouldBlock.into()) };
                 }
                 tx = self.tx();
                 continue;
             }
-            let before = tx.seen;
+            let before = tx.half.seen();
             drop(tx);
             let waited = self.await_room(deadline, true, before, || false);
             tx = self.tx();
-            match waited {
-                Ok(()) => {}
-                Err(_) if done > 0 => {
-                    tx.wait_no_more();
-                    return Ok(done);
-                }
-                Err(error) => {
-                    tx.wait_no_more();
-                    return Err(error);
-                }
+            if let Err(error) = waited {
+                tx.wait_no_more();
+                return if done > 0 { Ok(done) } else { Err(error) };
             }
         }
     }
 
+    /// Sends the next of `left` bytes, on the path that the send half names. `None`: nothing goes now.
+    #[inline]
+    fn transmit(
+        &self,
+        tx: &mut Tx,
+        bufs: &[IoSlice<'_>],
+        skip: usize,
+        left: usize,
+    ) -> io::Result<Option<usize>> {
+        if tx.half.is_short_of(left) {
+            self.refresh_tx(tx);
+        }
+        if tx.half.path() != SendPath::Ring {
+            // Earlier bytes first.
+            self.flush_held(tx);
+        }
+        let has_room = || tx.has_room_on_tcp();
+        match tx.half.next(left, has_room) {
+            Transmit::Ring { bytes, more } => {
+                Ok(Some(self.put(tx, bufs, skip, bytes, more)? as usize))
+            }
+            Transmit::Record => Ok(Some(self.put_on_tcp(tx, bufs, skip, 0)).filter(|n| *n > 0)),
+            Transmit::Hold => Ok(None),
+        }
+    }
+
+    /// Whether a write that must not wait finds no room, after a last look at the peer's reading.
+    fn finds_no_room(&self, is_on_ring: bool, done: usize, seen: u64) -> io::Result<bool> {
+        if is_on_ring && done == 0 {
+            self.reactor.poll();
+        }
+        if !is_on_ring {
+            self.sync_readiness();
+            return Ok(true);
+        }
+        if done > 0 {
+            self.await_stall();
+            self.sync_readiness();
+            return Ok(true);
+        }
+        self.sync_readiness();
+        if self.words()[1] != seen && !self.has_failed() {
+            return Ok(false);
+        }
+        self.check()?;
+        self.await_stall();
+        Ok(true)
+    }
+
     pub(super) fn may_write(&self, tx: &Tx) -> io::Result<()> {
         self.check()?;
-        if tx.is_broken() {
-            return Err(io::ErrorKind::ConnectionReset.into());
-        }
-        if tx.close.can_write() { Ok(()) } else { Err(io::ErrorKind::BrokenPipe.into()) }
+        tx.half.may_write().map_err(|error| match error {
+            WriteError::Reset => io::ErrorKind::ConnectionReset.into(),
+            WriteError::Closed => io::ErrorKind::BrokenPipe.into(),
+        })
     }
 
     /// Takes the peer's consumer word. Failures show in the connection's state.
     pub(super) fn refresh_tx(&self, tx: &mut Tx) {
         let word = tx.carrier.words()[1];
-        if word == tx.seen || Self::is_held(tx) {
+        if word == tx.half.seen() || Self::is_held(tx) {
             return;
         }
-        tx.seen = word;
         let word = ConsumerWord::from_u64(word);
-        if word.producer_flags.contains(ProducerFlags::FAILOVER) && self.carrier().take_move() {
-            tx.sender.peer_moved();
-        }
-        if let Err(violation) = tx.sender.on_peer_consumer(word.cursor) {
+        let moved =
+            word.producer_flags.contains(ProducerFlags::FAILOVER) && self.carrier().take_move();
+        if let Err(violation) = tx.half.take(word, moved) {
             if !self.carrier().has_memory() {
                 // These are not the peer's words: the device is gone, as the reactor will report soon.
                 return;
@@ -151,7 +163,7 @@ impl Conn {
         if !tx.queue.is_empty() {
             self.flush_held(tx);
         }
-        if !tx.close.peer_flags().contains(word.state_flags) {
+        if !tx.half.close.peer_flags().contains(word.state_flags) {
             self.on_peer_flags(tx, word.state_flags);
         }
     }
@@ -166,13 +178,12 @@ impl Conn {
         n: u32,
         more: bool,
     ) -> io::Result<u32> {
-        let spans = tx.sender.spans(n);
+        let spans = tx.half.sender.spans(n);
         let mut pieces = Pieces::new();
         let taken = pieces.gather(bufs, skip, spans);
         let more = more || taken < n;
-        let taken = tx.sender.advance(taken, more);
-        tx.total += u64::from(taken);
-        tx.deliveries += 1;
+        let taken = tx.half.sender.advance(taken, more);
+        tx.half.count(taken);
         Ok(if self.deliver(tx, pieces.as_slice())? { taken } else { 0 })
     }
 
@@ -188,45 +199,42 @@ impl Conn {
         result
     }
 
-    pub(super) fn send_urgent_byte(&self, byte: u8, deadline: &Deadline) -> io::Result<()> {
+    fn send_urgent_byte(&self, byte: u8, deadline: &Deadline) -> io::Result<()> {
         let mut tx = self.tx();
         let mut announced = false;
         loop {
             self.refresh_tx(&mut tx);
             self.may_write(&tx)?;
-            if self.end.has_left_ring() {
-                return self.send_urgent_left(tx, byte, deadline);
-            }
-            if tx.sender.space() > 0 {
-                let [span, _] = tx.sender.spans(1);
-                tx.sender.advance_urgent(1);
-                tx.total += 1;
-                if self.deliver(&mut tx, &[(span.offset, &[byte])])? {
-                    return Ok(());
-                }
-                continue;
+            let is_on_ring = tx.half.path() == SendPath::Ring;
+            match self.transmit_urgent(&mut tx, byte)? {
+                Some(true) => return Ok(()),
+                Some(false) => continue,
+                None => {}
             }
             if self.hold(&mut tx, &[IoSlice::new(&[byte])], 0, true) > 0 {
                 return Ok(());
             }
-            if !announced {
+            if is_on_ring && !announced {
                 // The peer learns of urgent data although there is no room for the byte (CDC-30).
                 announced = true;
-                tx.sender.announce_urgent();
-                if tx.sender.publish_due() {
+                tx.half.sender.announce_urgent();
+                if tx.half.sender.publish_due() {
                     self.publish(&mut tx);
                 }
             }
-            let before = tx.seen;
+            let before = tx.half.seen();
             drop(tx);
             let waited = match self.options.is_nonblocking() {
                 true => Err(io::ErrorKind::WouldBlock.into()),
-                false => self.await_room(deadline, true, before, || false),
+                false if is_on_ring => self.await_room(deadline, true, before, || false),
+                false => self.await_turn_on_tcp(deadline, |tx| {
+                    tx.queue.is_empty() && tx.may_send_urgent_record()
+                }),
             };
             tx = self.tx();
             if let Err(error) = waited {
                 if !tx.queue.has_urgent() {
-                    tx.sender.cancel_urgent();
+                    tx.half.sender.cancel_urgent();
                 }
                 tx.wait_no_more();
                 return Err(error);
@@ -234,32 +242,65 @@ impl Conn {
         }
     }
 
+    /// Sends an urgent byte. `None`: there is no room; `false`: the attempt has changed the path.
+    fn transmit_urgent(&self, tx: &mut Tx, byte: u8) -> io::Result<Option<bool>> {
+        if tx.half.path() == SendPath::Ring {
+            if tx.half.sender.space() == 0 {
+                return Ok(None);
+            }
+            let [span, _] = tx.half.sender.spans(1);
+            tx.half.sender.advance_urgent(1);
+            tx.half.count(1);
+            return self.deliver(tx, &[(span.offset, &[byte])]).map(Some);
+        }
+        self.flush_held(tx);
+        if tx.queue.is_empty() && self.put_urgent_on_tcp(tx, byte) {
+            return Ok(Some(true));
+        }
+        self.may_write(tx)?;
+        Ok(None)
+    }
+
+    /// Waits until a record may be sent, or this end writes no more.
+    fn await_turn_on_tcp(
+        &self,
+        deadline: &Deadline,
+        may_send: impl Fn(&Tx) -> bool,
+    ) -> io::Result<()> {
+        self.wait_as(deadline, true, || {
+            let ends = self.end.is_write_shut() || !self.end.has_left_ring();
+            ends || may_send(&self.tx())
+        })
+    }
+
     /// Unread bytes in the peer's ring, with bytes queued here (SIOCOUTQ).
     pub(crate) fn unread_by_peer(&self) -> usize {
         self.reactor.poll();
         let mut tx = self.tx();
         self.refresh_tx(&mut tx);
-        let on_tcp = tx.change.as_ref().map_or(0, |change| change.sending.out.len());
-        tx.sender.in_flight() as usize + tx.queue.len() + on_tcp
+        let on_tcp = tx.records.out.len();
+        tx.half.sender.in_flight() as usize + tx.queue.len() + on_tcp
+    }
+
+    /// The program's read position, announced with every word.
+    fn consumed(&self) -> Cursor {
+        ConsumerWord::from_u64(self.cursors.consumed()).cursor
     }
 
     /// The control words to send now.
-    pub(super) fn out_words(&self, tx: &Tx, flags: ProducerFlags, state: StateFlags) -> [u64; 2] {
-        let consumed = ConsumerWord::from_u64(self.cursors.consumed());
-        let consumer =
-            ConsumerWord { cursor: consumed.cursor, producer_flags: flags, state_flags: state };
-        [tx.sender.producer_word().to_u64(), consumer.to_u64()]
+    pub(super) fn out_words(&self, tx: &Tx) -> [u64; 2] {
+        tx.half.words(self.consumed(), tx.half.sender.flags(), tx.half.close.flags())
     }
 
     /// Delivers bytes and control words to the peer, with a signal. `false`: the ring was left, and the
     /// bytes were not sent.
     pub(super) fn deliver(&self, tx: &mut Tx, pieces: &[(u32, &[u8])]) -> io::Result<bool> {
-        if !tx.close.may_publish() {
+        if !tx.half.close.may_publish() {
             return Ok(true);
         }
-        let sent = match tx.sender.flags_ahead() {
+        let sent = match tx.half.sender.flags_ahead() {
             None => {
-                let words = self.out_words(tx, tx.sender.flags(), tx.close.flags());
+                let words = self.out_words(tx);
                 tx.carrier.deliver(pieces, words, true).map(|()| words)
             }
             Some(flags) => self.deliver_flags_ahead(tx, pieces, flags),
@@ -281,22 +322,20 @@ impl Conn {
         pieces: &[(u32, &[u8])],
         flags: ProducerFlags,
     ) -> Result<[u64; 2], DeliverError> {
-        let [_, ahead] = self.out_words(tx, flags, tx.published);
-        tx.carrier.deliver(&[], [tx.producer, ahead], false)?;
-        let words = self.out_words(tx, tx.sender.flags(), tx.close.flags());
+        let ahead = tx.half.words_ahead(self.consumed(), flags);
+        tx.carrier.deliver(&[], ahead, false)?;
+        let words = self.out_words(tx);
         // Bytes and their words in one delivery: the carrier has copies of any bytes possibly lost.
         tx.carrier.deliver(pieces, words, true)?;
         Ok(words)
     }
 
     pub(super) fn sent(&self, tx: &mut Tx, [producer, consumer]: [u64; 2]) {
-        tx.sender.on_published();
-        tx.producer = producer;
-        tx.published = tx.close.flags();
+        tx.half.on_published(producer);
         let cursor = ConsumerWord::from_u64(consumer).cursor;
         self.cursors.note_announced(cursor);
         if times_are_stored() {
-            tx.last_move.note(tx.total);
+            tx.last_move.note(tx.half.total());
         }
     }
 
@@ -308,12 +347,12 @@ impl Conn {
 
     /// Sends the last control words, with state flags forbidding any others.
     pub(super) fn publish_last(&self, tx: &mut Tx) {
-        let words = self.out_words(tx, tx.sender.flags(), tx.close.flags());
+        let words = self.out_words(tx);
         // Before the words: the peer may offer its buffer again as soon as it sees them.
         tx.carrier.release();
         match tx.carrier.deliver(&[], words, true) {
             Ok(()) => self.sent(tx, words),
-            Err(_) if tx.has_left() || self.leave(tx) => self.tell_by_tcp(tx),
+            Err(_) if tx.half.has_left() || self.leave(tx) => self.tell_by_tcp(tx),
             // The peer must not take the FIN of a process exiting now for an end of data.
             Err(_) => self.reset_tcp(tx),
         }
@@ -334,14 +373,14 @@ impl Conn {
         let bytes = pieces.iter().map(|(_, bytes)| bytes.len() as u64).sum::<u64>();
         match stored {
             true => tx.queue.note_sent(bytes),
-            false => tx.total -= bytes,
+            false => tx.half.uncount(bytes),
         }
-        if tx.has_left() {
-            let words = self.out_words(tx, tx.sender.flags(), tx.close.flags());
+        if tx.half.has_left() {
+            let words = self.out_words(tx);
             self.sent(tx, words);
             self.tell_by_tcp(tx);
         } else if self.carrier().may_hear_of_peer() {
-            self.hold_writes();
+            self.hold_writes(tx);
             self.carrier().fail();
         } else {
             self.lost_locked(tx);

@@ -12,11 +12,12 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use smc_core::connection::Event;
+use smc_core::stream::CHUNK;
 use smc_core::wire::cdc::ProducerFlags;
 use smc_core::wire::cursor::Cursor;
 
 use super::record_queue;
-use super::{CHUNK, Conn, Tx};
+use super::{Conn, Tx};
 use crate::byte_queue::{BytePiece, ByteQueue, forget_chunks};
 use crate::capture;
 use crate::reactor::wait::Deadline;
@@ -139,7 +140,7 @@ impl SendQueue {
 impl Tx {
     /// Notes a lack of room at the peer's present read position.
     pub(super) fn note_full(&mut self) {
-        let read = self.sender.consumed();
+        let read = self.half.sender.consumed();
         if self.queue.full.is_none_or(|full| full.read != read) {
             let full = FullRing { read, since: Instant::now(), stalled: false };
             self.queue.full = Some(full);
@@ -148,7 +149,7 @@ impl Tx {
 
     /// The last [`Tx::note_full`], if the peer has read nothing since.
     fn full(&self) -> Option<&FullRing> {
-        self.queue.full.as_ref().filter(|full| full.read == self.sender.consumed())
+        self.queue.full.as_ref().filter(|full| full.read == self.half.sender.consumed())
     }
 
     fn has_stalled(&self) -> bool {
@@ -157,14 +158,13 @@ impl Tx {
 
     /// Whether the queue takes a write without room in the ring.
     fn may_queue(&self) -> bool {
-        (self.sender.urgent_unread() || self.has_stalled()) && self.queue.has_room()
+        (self.half.sender.urgent_unread() || self.has_stalled()) && self.queue.has_room()
     }
 
     /// Whether the queue takes a write between two carriers, before the peer's record about its bytes. TCP
     /// would have room.
     fn may_queue_while_changing(&self) -> bool {
-        let changes = self.change.as_ref().is_some_and(|change| change.awaits_record());
-        changes && !self.is_broken() && self.queue.has_room()
+        self.awaits_record() && !self.half.records.broken && self.queue.has_room()
     }
 
     /// Whether poll shows room after the end of the ring.
@@ -176,8 +176,8 @@ impl Tx {
     /// Sets the second flag of [`UNSENT`]. Not behind an urgent byte: AF_SMC would take each control
     /// word for a new urgent byte.
     fn tell_unsent(&mut self) {
-        if !self.sender.urgent_unread() {
-            self.sender.request_update();
+        if !self.half.sender.urgent_unread() {
+            self.half.sender.request_update();
         }
     }
 
@@ -190,7 +190,7 @@ impl Tx {
     /// A call gives up. Its flags for the peer may still be true of queued bytes.
     pub(super) fn wait_no_more(&mut self) {
         if self.queue.is_empty() {
-            self.sender.unblock();
+            self.half.sender.unblock();
         }
     }
 
@@ -237,7 +237,7 @@ impl Conn {
             queue.mark_last_urgent();
             if !self.end.has_left_ring() {
                 // The peer learns of urgent data although there is no room for the byte (CDC-30).
-                tx.sender.announce_urgent();
+                tx.half.sender.announce_urgent();
             }
         }
         self.begin_holding(tx);
@@ -256,9 +256,9 @@ impl Conn {
         if self.end.has_left_ring() {
             return self.note_unannounced(tx);
         }
-        tx.sender.block();
+        tx.half.sender.block();
         tx.tell_unsent();
-        if tx.sender.publish_due() {
+        if tx.half.sender.publish_due() {
             self.publish(tx);
         }
         self.await_reader(tx);
@@ -317,10 +317,10 @@ impl Conn {
     /// on a socket, twice the value set by the program.
     pub(crate) fn set_send_buffer(&self, bytes: usize) {
         let mut tx = self.tx();
-        let unread = UNREAD.min(tx.sender.ring().len() as usize);
+        let unread = UNREAD.min(tx.half.sender.ring().len() as usize);
         let all = bytes.saturating_add(unread);
-        tx.sender.limit_to(u32::try_from(all).unwrap_or(u32::MAX));
-        tx.queue.limit = all.saturating_sub(tx.sender.usable() as usize);
+        tx.half.sender.limit_to(u32::try_from(all).unwrap_or(u32::MAX));
+        tx.queue.limit = all.saturating_sub(tx.half.sender.usable() as usize);
     }
 
     /// Bounds the queued bytes, as TCP_NOTSENT_LOWAT does; 0: by SO_SNDBUF only.
@@ -347,7 +347,7 @@ impl Conn {
     /// Arms the line for the peer's next read, as long as bytes wait.
     fn await_reader(&self, tx: &mut Tx) {
         for _ in 0..MAX_TURNS {
-            if tx.queue.is_empty() || self.arm() && self.words()[1] == tx.seen {
+            if tx.queue.is_empty() || self.arm() && self.words()[1] == tx.half.seen() {
                 return;
             }
             self.refresh_tx(tx);
@@ -360,14 +360,13 @@ impl Conn {
     pub(super) fn flush_held(&self, tx: &mut Tx) {
         while !tx.queue.is_empty() {
             // A delivery may have found the ring gone.
-            let left = self.end.has_left_ring();
-            if !left && tx.sender.space() == 0 {
+            if !self.end.has_left_ring() && tx.half.sender.space() == 0 {
                 break;
             }
             // The device may report the loss of the ring at any time, before this thread knows the
             // connection's next carrier. The next delivery finds out.
             let ends = self.carrier().has_failed() && !self.may_outlive();
-            if !tx.close.may_publish() || ends || tx.is_broken() {
+            if !tx.half.close.may_publish() || ends || tx.half.records.broken {
                 return self.discard_held(tx);
             }
             // Not in its place meanwhile: a failing delivery comes back here.
@@ -388,7 +387,7 @@ impl Conn {
         if tx.queue.is_empty() {
             self.end_holding();
             self.note_unannounced(tx);
-            if !tx.close.pending().is_empty() {
+            if !tx.half.close.pending().is_empty() {
                 self.step(tx, Event::Flushed);
             }
             self.wake_all();
@@ -405,7 +404,7 @@ impl Conn {
             }
             BytePiece::Ordinary(bytes) => {
                 let most = u32::try_from(bytes.len()).unwrap_or(u32::MAX).min(CHUNK);
-                let n = tx.sender.space().min(most);
+                let n = tx.half.sender.space().min(most);
                 if held.len() > n as usize {
                     // The peer's answer to the last request has ended it.
                     tx.tell_unsent();
@@ -413,9 +412,9 @@ impl Conn {
                 self.put(tx, &[IoSlice::new(bytes)], 0, n, held.len() > n as usize)
             }
             BytePiece::Urgent(byte) => {
-                let [span, _] = tx.sender.spans(1);
-                tx.sender.advance_urgent(1);
-                tx.total += 1;
+                let [span, _] = tx.half.sender.spans(1);
+                tx.half.sender.advance_urgent(1);
+                tx.half.count(1);
                 self.deliver(tx, &[(span.offset, &[byte])]).map(u32::from)
             }
             BytePiece::None => Ok(0),
@@ -489,7 +488,7 @@ impl Conn {
             true => queue.limit.min(queue.unsent_limit).saturating_sub(queue.len()),
             false => 0,
         };
-        let in_ring = if queue.has_unsent() { 0 } else { tx.sender.space() as usize };
+        let in_ring = if queue.has_unsent() { 0 } else { tx.half.sender.space() as usize };
         in_ring.saturating_add(in_queue)
     }
 
@@ -503,7 +502,7 @@ impl Conn {
             }
             match tx.full() {
                 Some(_) if !tx.queue.has_room() => return false,
-                Some(_) if !tx.has_stalled() => tx.seen,
+                Some(_) if !tx.has_stalled() => tx.half.seen(),
                 _ => return true,
             }
         };
@@ -516,7 +515,7 @@ impl Conn {
             std::thread::yield_now();
         }
         let mut tx = self.tx();
-        let read = tx.sender.consumed();
+        let read = tx.half.sender.consumed();
         if let Some(full) = tx.queue.full.as_mut().filter(|full| full.read == read) {
             full.stalled = true;
         }

@@ -322,7 +322,7 @@ impl Conn {
         let _ = self.refresh_rx(&mut rx);
         let is_unread = rx.half.receiver.available() > 0 || rx.kept.is_some();
         let tx = self.tx();
-        let leaves = tx.has_left() || self.end.has_left_ring() || self.end.reads_tcp();
+        let leaves = self.end.has_left_ring() || self.end.reads_tcp();
         is_unread || leaves || !self.arrives_without_tcp(&tx) || self.has_failed()
     }
 }

@@ -10,30 +10,23 @@ use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 use rustix::net::{RecvFlags, recv, sockopt};
-use smc_core::connection::State;
 use smc_core::stream::distance;
 use smc_core::wire::cdc::ConsumerWord;
-use smc_core::wire::cdc::{ProducerWord, StateFlags};
+use smc_core::wire::cdc::ProducerWord;
 
 use super::{Conn, Rx, Tx};
 
 impl Tx {
-    /// Whether unread bytes are no concern of the peer: the program has closed the connection.
-    fn is_closed(&self) -> bool {
-        let said = self.close.flags().union(self.close.pending());
-        said.contains(StateFlags::CLOSED) || self.close.state() == State::Closed
-    }
-
     /// Whether the queue has bytes of which no record to the peer can say anything yet.
     fn has_unannounced(&self) -> bool {
-        !self.queue.is_empty() && self.change.as_ref().is_some_and(|change| change.awaits_record())
+        !self.queue.is_empty() && self.awaits_record()
     }
 }
 
 impl Conn {
     /// Called before bytes are taken out of the kernel. `false`: there are none.
     pub(super) fn expect_unread(&self, tx: &mut Tx) -> bool {
-        if tx.is_closed() || tx.change.as_ref().is_none_or(|change| change.linger.is_some()) {
+        if tx.half.is_closed() || (tx.records.linger.is_some()) {
             return true;
         }
         let mut byte = [0u8; 1];
@@ -50,12 +43,11 @@ impl Conn {
 
     /// After bytes were read, or moved: sets whether the end of this process is a reset for the peer.
     pub(super) fn note_unread(&self, rx: &Rx, tx: &mut Tx) {
-        let Some(change) = &tx.change else { return };
         let is_unread = rx.kept.is_some()
-            || !change.end.is_on_ring()
-                && (!change.receiving.input.is_empty() || self.has_unread_ring());
-        let resets = (is_unread || tx.has_unannounced()) && !tx.is_closed();
-        if resets != change.linger.is_some() {
+            || !tx.half.carrier().is_on_ring()
+                && (!tx.records.input.is_empty() || self.has_unread_ring());
+        let resets = (is_unread || tx.has_unannounced()) && !tx.half.is_closed();
+        if resets != tx.records.linger.is_some() {
             self.set_reset_at_end(tx, resets);
         }
     }
@@ -63,10 +55,9 @@ impl Conn {
     /// After a write was queued behind LEAVE, or sent: if this process is killed, the peer must not take the
     /// end of TCP for the end of the data.
     pub(super) fn note_unannounced(&self, tx: &mut Tx) {
-        let has = tx.has_unannounced() && !tx.is_closed();
-        let Some(change) = &tx.change else { return };
-        let is_unread = !change.receiving.input.is_empty() || self.has_unread_ring();
-        if has != change.linger.is_some() && (has || !is_unread) {
+        let has = tx.has_unannounced() && !tx.half.is_closed();
+        let is_unread = !tx.records.input.is_empty() || self.has_unread_ring();
+        if has != tx.records.linger.is_some() && (has || !is_unread) {
             self.set_reset_at_end(tx, has);
         }
     }
@@ -80,15 +71,14 @@ impl Conn {
 
     /// Before this end closes or resets TCP itself.
     pub(super) fn restore_linger(&self, tx: &mut Tx) {
-        if tx.change.as_ref().is_some_and(|change| change.linger.is_some()) {
+        if tx.records.linger.is_some() {
             self.set_reset_at_end(tx, false);
         }
     }
 
     fn set_reset_at_end(&self, tx: &mut Tx, on: bool) {
-        let Some(change) = &mut tx.change else { return };
         let set = |tcp: BorrowedFd<'_>, linger| sockopt::set_socket_linger(tcp, linger);
-        let linger = change.linger.take();
+        let linger = tx.records.linger.take();
         let result = self.tcp.with(|tcp| {
             Ok(match (on, linger) {
                 (true, _) => {
@@ -104,7 +94,7 @@ impl Conn {
             })
         });
         match result {
-            Ok(linger) => change.linger = linger,
+            Ok(linger) => tx.records.linger = linger,
             Err(error) => tracing::debug!(%error, "SO_LINGER"),
         }
     }
@@ -112,10 +102,8 @@ impl Conn {
     /// The program has set SO_LINGER of the socket.
     pub(crate) fn follow_linger(&self, linger: Option<Duration>) {
         let mut tx = self.tx();
-        if let Some(change) = &mut tx.change
-            && change.linger.is_some()
-        {
-            change.linger = Some(linger);
+        if tx.records.linger.is_some() {
+            tx.records.linger = Some(linger);
             let zero = Some(Duration::ZERO);
             let _ = self.tcp.with(|tcp| Ok(sockopt::set_socket_linger(tcp, zero)?));
         }
@@ -123,6 +111,6 @@ impl Conn {
 
     /// SO_LINGER of the program, while the socket has another one.
     pub(crate) fn programs_linger(&self) -> Option<Option<Duration>> {
-        self.tx().change.as_ref().and_then(|change| change.linger)
+        self.tx().records.linger
     }
 }
