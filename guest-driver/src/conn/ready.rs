@@ -6,7 +6,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use smc_core::connection::Sender;
-use smc_core::stream::reader_view;
+use smc_core::stream::{SendPath, reader_view};
 use smc_core::wire::cdc::StateFlags;
 use virtio_ism_abi::signal::Sleepers;
 
@@ -61,7 +61,7 @@ impl Conn {
             writable: failed
                 || !tx.half.close.can_write()
                 || tx.half.records.broken
-                || self.shows_room(&tx),
+                || Self::shows_room(&tx),
             read_closed: ended || shut || failed,
             hang_up: failed || closed || (own_end && (ended || shut)),
             both_ended: failed || (own_end && (ended || shut)),
@@ -70,10 +70,10 @@ impl Conn {
         }
     }
 
-    fn shows_room(&self, tx: &Tx) -> bool {
-        match self.end.has_left_ring() {
-            true => tx.shows_room_on_tcp(),
-            false => has_room(&tx.half.sender) || tx.shows_room(),
+    fn shows_room(tx: &Tx) -> bool {
+        match tx.half.path() {
+            SendPath::Ring => has_room(&tx.half.sender) || tx.shows_room(),
+            SendPath::Leaving(_) | SendPath::Tcp => tx.shows_room_on_tcp(),
         }
     }
 

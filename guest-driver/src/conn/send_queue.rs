@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use smc_core::connection::Event;
-use smc_core::stream::CHUNK;
+use smc_core::stream::{CHUNK, SendPath};
 use smc_core::wire::cdc::ProducerFlags;
 use smc_core::wire::cursor::Cursor;
 
@@ -212,15 +212,15 @@ impl Conn {
         mut skip: usize,
         urgent: bool,
     ) -> usize {
-        match self.end.has_left_ring() {
-            true if !tx.may_queue_while_changing() => return 0,
-            true => {}
-            false => {
+        let may_queue = match tx.half.path() {
+            SendPath::Ring => {
                 tx.note_full();
-                if !tx.may_queue() {
-                    return 0;
-                }
+                tx.may_queue()
             }
+            SendPath::Leaving(_) | SendPath::Tcp => tx.may_queue_while_changing(),
+        };
+        if !may_queue {
+            return 0;
         }
         let SendQueue { bytes: queue, limit, unsent_limit, .. } = &mut tx.queue;
         let limit = (*limit).min(*unsent_limit);
@@ -235,7 +235,7 @@ impl Conn {
         let held = queue.len() - before;
         if urgent && held > 0 {
             queue.mark_last_urgent();
-            if !self.end.has_left_ring() {
+            if tx.half.path() == SendPath::Ring {
                 // The peer learns of urgent data although there is no room for the byte (CDC-30).
                 tx.half.sender.announce_urgent();
             }
@@ -253,7 +253,7 @@ impl Conn {
             self.watch_events();
             self.holding_count().fetch_add(1, Ordering::SeqCst);
         }
-        if self.end.has_left_ring() {
+        if tx.half.path() != SendPath::Ring {
             return self.note_unannounced(tx);
         }
         tx.half.sender.block();
@@ -360,7 +360,7 @@ impl Conn {
     pub(super) fn flush_held(&self, tx: &mut Tx) {
         while !tx.queue.is_empty() {
             // A delivery may have found the ring gone.
-            if !self.end.has_left_ring() && tx.half.sender.space() == 0 {
+            if tx.half.path() == SendPath::Ring && tx.half.sender.space() == 0 {
                 break;
             }
             // The device may report the loss of the ring at any time, before this thread knows the
@@ -395,14 +395,15 @@ impl Conn {
     }
 
     fn send_next(&self, tx: &mut Tx, held: &ByteQueue) -> io::Result<u32> {
-        match held.next() {
-            BytePiece::Ordinary(bytes) if self.end.has_left_ring() => {
+        match (tx.half.path(), held.next()) {
+            (_, BytePiece::None) => Ok(0),
+            (SendPath::Leaving(_) | SendPath::Tcp, BytePiece::Ordinary(bytes)) => {
                 Ok(self.put_on_tcp(tx, &[IoSlice::new(bytes)], 0, held.len()) as u32)
             }
-            BytePiece::Urgent(byte) if self.end.has_left_ring() => {
+            (SendPath::Leaving(_) | SendPath::Tcp, BytePiece::Urgent(byte)) => {
                 Ok(u32::from(self.put_urgent_on_tcp(tx, byte)))
             }
-            BytePiece::Ordinary(bytes) => {
+            (SendPath::Ring, BytePiece::Ordinary(bytes)) => {
                 let most = u32::try_from(bytes.len()).unwrap_or(u32::MAX).min(CHUNK);
                 let n = tx.half.sender.space().min(most);
                 if held.len() > n as usize {
@@ -411,13 +412,12 @@ impl Conn {
                 }
                 self.put(tx, &[IoSlice::new(bytes)], 0, n, held.len() > n as usize)
             }
-            BytePiece::Urgent(byte) => {
+            (SendPath::Ring, BytePiece::Urgent(byte)) => {
                 let [span, _] = tx.half.sender.spans(1);
                 tx.half.sender.advance_urgent(1);
                 tx.half.count(1);
                 self.deliver(tx, &[(span.offset, &[byte])]).map(u32::from)
             }
-            BytePiece::None => Ok(0),
         }
     }
 
@@ -479,7 +479,7 @@ impl Conn {
     /// ring.
     pub(crate) fn room(&self) -> usize {
         let mut tx = self.tx();
-        if self.end.has_left_ring() {
+        if tx.half.path() != SendPath::Ring {
             return usize::MAX;
         }
         self.refresh_tx(&mut tx);
@@ -497,7 +497,7 @@ impl Conn {
     pub(crate) fn look_for_room(&self) -> bool {
         let seen = {
             let tx = self.tx();
-            if self.end.has_left_ring() {
+            if tx.half.path() != SendPath::Ring {
                 return tx.has_room_on_tcp();
             }
             match tx.full() {

@@ -13,6 +13,7 @@ use crate::reactor::wait::Waiter;
 use ism_sys::{HeldTcp, OnceBox, is_free, lock, out_of_the_way};
 use rustix::event::epoll;
 use rustix::net::{self, sockopt};
+use smc_core::stream::SendPath;
 
 /// The TCP connection of one SMC connection.
 pub(super) struct HandshakeTcp {
@@ -322,7 +323,7 @@ impl Conn {
         let _ = self.refresh_rx(&mut rx);
         let is_unread = rx.half.receiver.available() > 0 || rx.kept.is_some();
         let tx = self.tx();
-        let leaves = self.end.has_left_ring() || self.end.reads_tcp();
+        let leaves = tx.half.path() != SendPath::Ring || self.end.reads_tcp();
         is_unread || leaves || !self.arrives_without_tcp(&tx) || self.has_failed()
     }
 }
