@@ -81,7 +81,7 @@ impl Tx {
     /// Whether a record of the peer decides about the next bytes. It may come behind bytes which the
     /// program reads only after its own write.
     pub(super) fn awaits_record(&self) -> bool {
-        self.half.awaits_record() || self.way_back.has_ring()
+        self.half.awaits_record() || self.way_back.renewal.has_ring()
     }
 
     /// The carriers of the connection, for reports.

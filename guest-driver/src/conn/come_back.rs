@@ -16,9 +16,9 @@ use std::time::{Duration, Instant};
 use smc_core::carrier::{BackOff, Input, Reading, Renewal, Role};
 use smc_core::connection::State;
 use smc_core::handshake::AwaitAccept;
+use smc_core::stream::{Message, RingRenewal};
 use smc_core::time::Tick;
 use smc_core::wire::cdc::StateFlags;
-use smc_core::wire::clc::{Peek, peek_header};
 use smc_core::wire::record::{HEADER_LEN, Record};
 
 use super::carrier::Carrier;
@@ -36,24 +36,15 @@ const DEVICE_TIME: Duration = Duration::from_millis(500);
 /// The state of a connection's return to a ring.
 pub(super) struct WayBack {
     pub(super) me: Weak<Conn>,
-    role: Role,
-    /// Both ends have agreed to come back.
-    agreed: bool,
     begin: Instant,
     back_off: BackOff,
     /// The present or last CLC message.
-    message: Vec<u8>,
-    /// Bytes missing in the message.
-    missing: u32,
+    pub(super) message: Message,
     /// The time of the message's completion.
     complete: Instant,
     /// The message to the peer in the next CLC record.
     pub(super) answer: Vec<u8>,
-    stage: Option<Stage>,
-    /// A thread is carrying out a step.
-    is_busy: bool,
-    /// The negotiated ring, not yet in use.
-    next: Option<Arc<Carrier>>,
+    pub(super) renewal: RingRenewal<Stage, Arc<Carrier>>,
     /// Values to be dropped without a lock.
     retired: Vec<DeferredDrop>,
     /// This end has sent an urgent byte by TCP.
@@ -77,25 +68,20 @@ enum Step {
     Attach(Box<Offer>, Vec<u8>),
     Link(Box<LinkHandshake>, Vec<u8>),
     /// There will be no ring this time.
-    Decline,
+    Decline(Option<Stage>),
 }
 
 impl WayBack {
-    pub(super) fn new(role: Role, agreed: bool) -> WayBack {
+    pub(super) fn new() -> WayBack {
         let begin = Instant::now();
         WayBack {
             me: Weak::new(),
-            role,
-            agreed,
             begin,
             back_off: BackOff::new(Tick(0)),
-            message: Vec::new(),
-            missing: 0,
+            message: Message::default(),
             complete: begin,
             answer: Vec::new(),
-            stage: None,
-            is_busy: false,
-            next: None,
+            renewal: RingRenewal::None,
             retired: Vec::new(),
             has_marked: false,
         }
@@ -105,19 +91,9 @@ impl WayBack {
         Tick(u64::try_from(self.begin.elapsed().as_micros()).unwrap_or(u64::MAX))
     }
 
-    /// Whether there is a negotiated ring, not yet in use.
-    pub(super) fn has_ring(&self) -> bool {
-        self.next.is_some()
-    }
-
     /// Whether the peer may begin the ring, while the link of this end is not up yet.
     pub(super) fn is_linking(&self) -> bool {
-        matches!(self.stage, Some(Stage::Linking(_))) || self.is_busy
-    }
-
-    /// Whether there is no ring although the peer may begin it.
-    pub(super) fn has_failed(&self) -> bool {
-        matches!(self.stage, Some(Stage::Failed))
+        matches!(self.renewal, RingRenewal::Stage(Stage::Linking(_)) | RingRenewal::Busy)
     }
 
     /// Notes that this end has sent an urgent byte by TCP.
@@ -136,49 +112,21 @@ impl WayBack {
         self.forget();
     }
 
-    /// A child of a fork has none of the threads. A step in progress is lost with its message, so the
-    /// handshake for a ring ends by a Decline.
-    pub(super) fn forget_thread(&mut self) {
-        if std::mem::take(&mut self.is_busy) {
-            self.stage = Some(Stage::Failed);
-        }
-    }
-
     fn forget(&mut self) {
         self.message.clear();
         self.answer.clear();
-        if let Some(stage) = self.stage.take() {
-            self.retired.push(Box::new(stage));
+        if let Some(renewal) = self.renewal.forget() {
+            self.retired.push(Box::new(renewal));
         }
-        if let Some(next) = self.next.take() {
-            self.retired.push(Box::new(next));
-        }
-    }
-
-    /// A CLC record of this length begins.
-    pub(super) fn begin_message(&mut self, len: u32) {
-        self.message.clear();
-        self.missing = len;
-    }
-
-    /// Bytes missing in a CLC record.
-    pub(super) fn missing(&self) -> u32 {
-        self.missing
     }
 
     /// Takes bytes of a CLC record. Returns the input for the machine after the last byte.
     pub(super) fn take_bytes(&mut self, input: &mut VecDeque<u8>) -> Option<Input> {
-        let n = input.len().min(self.missing as usize);
-        self.message.extend(input.drain(..n));
-        self.missing -= n as u32;
-        if self.missing > 0 {
-            return None;
+        let complete = self.message.fill(input);
+        if complete.is_some() {
+            self.complete = Instant::now();
         }
-        self.complete = Instant::now();
-        Some(match peek_header(&self.message) {
-            Peek::Message { kind, length } if length == self.message.len() => Input::Message(kind),
-            _ => Input::Violated,
-        })
+        complete
     }
 }
 
@@ -186,11 +134,14 @@ impl Tx {
     /// Whether the connection has been on TCP for long enough, at an end that may propose.
     fn is_return_due(&self) -> bool {
         let way = &self.way_back;
-        way.role == Role::Client && self.may_return() && way.back_off.may_return(way.now())
+        self.half.carrier().role() == Role::Client
+            && self.may_return()
+            && way.back_off.may_return(way.now())
     }
 
     fn may_return(&self) -> bool {
-        self.way_back.agreed && !self.way_back.has_marked && self.half.carrier().is_on_tcp()
+        let carrier = self.half.carrier();
+        carrier.returns() && carrier.is_on_tcp() && !self.way_back.has_marked
     }
 }
 
@@ -229,7 +180,7 @@ impl Conn {
                 (Some(since), _) => PeerDevice::Ring(at(since)),
                 (None, Some(refused)) => {
                     let may_try = tx.may_return() && tx.half.close.state() == State::Active;
-                    (way.role == Role::Client && may_try)
+                    (tx.half.carrier().role() == Role::Client && may_try)
                         .then_some(PeerDevice::Refused(at(refused)))?
                 }
                 (None, None) => return None,
@@ -254,19 +205,25 @@ impl Conn {
         drop(retired);
         let Some(step) = step else { return false };
         let is_proposal = matches!(step, Step::Propose);
+        // Dropped behind the Decline.
+        let mut declined = None;
         let done = match step {
             Step::Propose => params.propose(),
             Step::Accept(message) => params.accept(&message),
             Step::Confirm(awaiting, message) => params.confirm(*awaiting, &message),
             Step::Attach(offer, message) => params.attach(*offer, &message),
             Step::Link(link, message) => params.link(link, &message),
-            Step::Decline => RingStep::No(params.decline()),
+            Step::Decline(stage) => {
+                declined = stage;
+                RingStep::No(params.decline())
+            }
         };
         let links = matches!(done, RingStep::Later(_) | RingStep::Message(Stage::Linking(_), _));
         if self.end_step(&mut self.tx(), is_proposal, done, params) {
             // The peer may have begun the ring already.
             self.serve_tcp(&mut self.rx());
         }
+        drop(declined);
         links
     }
 
@@ -281,7 +238,7 @@ impl Conn {
         let renewal = tx.half.carrier().renewal();
         let is_confirmed = matches!(renewal, Renewal::Confirmed { .. });
         let way = &mut tx.way_back;
-        way.is_busy = false;
+        way.renewal.end_step();
         if renewal == Renewal::None && !is_proposal {
             // The renewal has ended meanwhile.
             way.retired.push(Box::new(done));
@@ -291,11 +248,12 @@ impl Conn {
         }
         let input = match done {
             RingStep::Later(stage) => {
-                way.stage = Some(stage);
+                way.renewal = RingRenewal::Stage(stage);
                 return false;
             }
             RingStep::Message(stage, message) => {
-                (way.stage, way.answer) = (Some(stage), message);
+                way.renewal = RingRenewal::Stage(stage);
+                way.answer = message;
                 if is_proposal { Input::Return } else { Input::Prepared(true) }
             }
             RingStep::Ring(established, message) => {
@@ -307,7 +265,8 @@ impl Conn {
                 // An urgent byte may have gone by TCP meanwhile.
                 let fits = is_ring && carrier.may_come_back() && !way.has_marked;
                 if fits {
-                    (way.next, way.answer) = (Some(carrier), message);
+                    way.renewal = RingRenewal::Ready(carrier);
+                    way.answer = message;
                 } else {
                     way.retired.push(Box::new(carrier));
                     if let NoRing::Decline(message) = params.decline() {
@@ -315,14 +274,16 @@ impl Conn {
                     }
                 }
                 if is_confirmed {
-                    way.stage = (!fits).then_some(Stage::Failed);
+                    if !fits {
+                        way.renewal = RingRenewal::Failed;
+                    }
                     return true;
                 }
                 Input::Prepared(fits)
             }
             // It is too late to decline, except for the peer.
             RingStep::No(_) if is_confirmed => {
-                way.stage = Some(Stage::Failed);
+                way.renewal = RingRenewal::Failed;
                 return true;
             }
             RingStep::No(NoRing::Decline(message)) => {
@@ -361,7 +322,7 @@ impl Conn {
         if tx.half.carrier().is_over() || tx.half.carrier().incoming().reading() != Reading::Ring {
             return true;
         }
-        let Some(next) = tx.way_back.next.take() else { return false };
+        let Some(next) = tx.way_back.renewal.take_ring() else { return false };
         if tx.records.recv.stored() != Some(rx.half.total()) {
             self.change(&mut tx, Input::Violated, 0);
             return true;
@@ -432,16 +393,17 @@ fn next_step(tx: &mut Tx, params: &RingParams, may_begin: bool) -> Option<Step> 
         return None;
     }
     let renewal = tx.half.carrier().renewal();
-    if tx.way_back.is_busy {
+    if matches!(tx.way_back.renewal, RingRenewal::Busy) {
         return None;
     }
     let step = match renewal {
-        Renewal::Confirmed { .. } => match tx.way_back.stage.take() {
+        Renewal::Confirmed { .. } => match tx.way_back.renewal.take_stage() {
             Some(Stage::Linking(link)) => Step::Link(link, Vec::new()),
-            stage => {
-                tx.way_back.stage = stage;
+            Some(stage) => {
+                tx.way_back.renewal = RingRenewal::Stage(stage);
                 return None;
             }
+            None => return None,
         },
         Renewal::None if is_active && params.has_device() && tx.is_return_due() => Step::Propose,
         // A peer reading no answers gets no more of them: they would fill this process.
@@ -452,8 +414,8 @@ fn next_step(tx: &mut Tx, params: &RingParams, may_begin: bool) -> Option<Step> 
             if !params.has_device() && way.complete.elapsed() < DEVICE_TIME {
                 return None;
             }
-            let message = std::mem::take(&mut way.message);
-            match (renewal, way.stage.take()) {
+            let message = way.message.take();
+            match (renewal, way.renewal.take_stage()) {
                 (Renewal::Accepting, None) if fits => Step::Accept(message),
                 (Renewal::Confirming, Some(Stage::Proposed(awaiting))) if fits => {
                     Step::Confirm(awaiting, message)
@@ -462,14 +424,11 @@ fn next_step(tx: &mut Tx, params: &RingParams, may_begin: bool) -> Option<Step> 
                     Step::Attach(offer, message)
                 }
                 (_, Some(Stage::Linking(link))) if fits => Step::Link(link, message),
-                (_, stage) => {
-                    way.stage = stage;
-                    Step::Decline
-                }
+                (_, stage) => Step::Decline(stage),
             }
         }
         _ => return None,
     };
-    tx.way_back.is_busy = true;
+    tx.way_back.renewal = RingRenewal::Busy;
     Some(step)
 }

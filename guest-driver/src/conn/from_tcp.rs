@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use rustix::buffer::spare_capacity;
 use rustix::net::{RecvFlags, recv};
 use smc_core::carrier::{Input, Outgoing, Reading};
-use smc_core::stream::{Place, RecvPath};
+use smc_core::stream::{Place, RecvPath, RingRenewal};
 use smc_core::wire::cdc::{ConsumerWord, StateFlags};
 use smc_core::wire::record::{HEADER_LEN, Record};
 
@@ -124,18 +124,18 @@ impl Conn {
         if tx.records.recv.has_body() {
             return self.store_body(tx);
         }
-        if tx.way_back.missing() > 0 {
+        if tx.way_back.message.missing() > 0 {
             return self.take_message(tx);
         }
         if let Some(header) = first_chunk(&tx.records.input) {
             let begins_ring = matches!(Record::parse(&header), Ok(Record::Change { .. }));
-            if begins_ring && tx.way_back.has_ring() {
+            if begins_ring && tx.way_back.renewal.has_ring() {
                 return Round::Ring;
             }
             if begins_ring && tx.way_back.is_linking() {
                 return Round::Done;
             }
-            let is_late = begins_ring && tx.way_back.has_failed();
+            let is_late = begins_ring && matches!(tx.way_back.renewal, RingRenewal::Failed);
             tx.records.input.drain(..HEADER_LEN);
             let input = match Record::parse(&header) {
                 // The link used by the peer was not brought up here.
@@ -143,7 +143,7 @@ impl Conn {
                 Ok(record) => {
                     match record {
                         Record::Data { len, .. } => tx.records.recv.begin_body(len),
-                        Record::Clc { len } => tx.way_back.begin_message(len),
+                        Record::Clc { len } => tx.way_back.message.begin(len),
                         _ => {}
                     }
                     Input::Record(record)
@@ -274,7 +274,7 @@ impl Conn {
             Brought::Nothing => return Round::Done,
             Brought::End => {
                 tx.records.ended = true;
-                let in_record = tx.records.recv.has_body() || tx.way_back.missing() > 0;
+                let in_record = tx.records.recv.has_body() || tx.way_back.message.missing() > 0;
                 Input::TcpEnded { whole: !in_record && tx.records.input.is_empty() }
             }
             Brought::Reset => {

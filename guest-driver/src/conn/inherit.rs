@@ -45,7 +45,8 @@ impl Conn {
         }
         self.waiting.forget_threads();
         self.tcp.forget_threads();
-        self.tx().way_back.forget_thread();
+        // A step under way is lost with its message, so the handshake for a ring ends by a Decline.
+        self.tx().way_back.renewal.lose_step();
         self.hold_on();
         self.cursors.clear_update();
         self.schedule_update();

@@ -164,7 +164,7 @@ impl Conn {
             queue: SendQueue::default(),
             // The child of a fork can take over a connection that need not be polled.
             records: Records::new(!carrier.must_be_polled()),
-            way_back: WayBack::new(role, carrier.may_come_back()),
+            way_back: WayBack::new(),
         };
         let rx = Rx {
             carrier: carrier.clone(),

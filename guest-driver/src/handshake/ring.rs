@@ -43,8 +43,6 @@ pub(crate) enum Stage {
     Accepted(Box<Offer>),
     /// Either, behind the Proposal: a link is brought up, or joined.
     Linking(Box<LinkHandshake>),
-    /// There will be no ring: the link was not brought up behind Confirm, or a step was lost.
-    Failed,
 }
 
 /// The result of a step.

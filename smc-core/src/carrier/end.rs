@@ -129,6 +129,16 @@ impl End {
         self.renewal
     }
 
+    /// The role of this end in proposing a new ring.
+    pub const fn role(&self) -> Role {
+        self.role
+    }
+
+    /// Whether both ends have agreed to return after a leave.
+    pub const fn returns(&self) -> bool {
+        self.returns
+    }
+
     /// Whether the connection was reset.
     pub const fn is_over(&self) -> bool {
         matches!(self.tcp, Tcp::Over)

@@ -12,13 +12,16 @@
 //! - [`RecvHalf`]: the bytes of the own ring, for the reader.
 //! - [`RecordRecv`]: the peer's bytes out of records, on their [`RecvPath`] into the own ring.
 //!   Records are taken under the lock of the sending half.
+//! - [`RingRenewal`]: the way from TCP back to a ring.
 
 mod places;
 mod recv;
+mod renewal;
 mod send;
 
 pub use places::{cursor_at, distance, last_of, offset_of, pieces_before};
 pub use recv::{Place, RecordRecv, RecvHalf, RecvPath, first_words, reader_view};
+pub use renewal::{Message, RingRenewal};
 pub use send::{
     CHUNK, Holdings, Leaving, RecordSend, SendHalf, SendPath, SwitchReason, Transmit, WriteError,
 };
