@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Every order in which one direction can write, queue, mark, leave its ring, come back and end, by
 //! search, with the two halves of both ends over rings of four bytes: no byte is lost, doubled, out
-//! of order or in another's place, and no end waits for ever. Mistakes of an owner are found.
+//! of order or in another's place, and no end waits for ever. Twelve mistakes of an owner are found.
 
 use std::collections::{HashSet, VecDeque};
 
@@ -33,6 +33,8 @@ enum Mistake {
     ForgetsTheBaseOfARing,
     ForgetsUnreadBytes,
     ForgetsItsEndOnANewRing,
+    CountsTwice,
+    StoresOverUnreadBytes,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -41,6 +43,7 @@ struct Plan {
     urgent: Option<u8>,
     leaves: u8,
     returns: u8,
+    /// The role of the writer, end 0, in proposing new rings.
     role: Role,
     mistake: Mistake,
 }
@@ -149,6 +152,9 @@ impl World {
             false => end.send.sender.advance(1, false),
         };
         end.send.count(1);
+        if plan.mistake == Mistake::CountsTwice {
+            end.send.count(1);
+        }
         self.peers(i).bytes[span.offset as usize] = byte;
         self.publish(i);
     }
@@ -324,7 +330,10 @@ impl World {
         }
         let end = &mut self.ends[i];
         if end.records.has_body() {
-            let read = end.recv.receiver.cursor();
+            let read = match plan.mistake {
+                Mistake::StoresOverUnreadBytes => ProducerWord::from_u64(end.own.words[0]).cursor,
+                _ => end.recv.receiver.cursor(),
+            };
             let Place { offset, len } = end.records.place(read, end.input.len(), &RING);
             if len > 0 {
                 end.own.bytes[offset as usize] = end.input.pop_front().unwrap();
@@ -476,6 +485,35 @@ fn search(plan: &Plan) -> Result<usize> {
     Ok(known.len())
 }
 
+fn holds(plan: Plan) {
+    match search(&plan) {
+        Ok(states) => println!("{plan:?}: {states} states"),
+        Err(wrong) => panic!("{plan:?}\n{wrong}"),
+    }
+}
+
+#[test]
+fn bytes_go_on_in_order_from_a_full_ring_a_queue_and_records() {
+    holds(Plan { bytes: 7, leaves: 0, ..PLAN });
+    holds(Plan { bytes: 6, ..PLAN });
+}
+
+#[test]
+fn bytes_go_on_in_order_when_connections_come_back() {
+    for role in [Role::Client, Role::Server] {
+        holds(Plan { returns: 1, role, ..PLAN });
+        holds(Plan { bytes: 2, leaves: 2, returns: 1, role, ..PLAN });
+    }
+}
+
+#[test]
+fn the_mark_stays_at_its_byte() {
+    for byte in 0..3 {
+        holds(Plan { urgent: Some(byte), ..PLAN });
+    }
+    holds(Plan { bytes: 2, urgent: Some(0), returns: 1, ..PLAN });
+}
+
 #[test]
 fn the_search_finds_each_mistake_of_an_owner() {
     let finds = |mistake, plan: Plan, expected: &str| {
@@ -497,4 +535,6 @@ fn the_search_finds_each_mistake_of_an_owner() {
     finds(Mistake::ForgetsTheBaseOfARing, again, "byte 255 is read in the place of 1");
     finds(Mistake::ForgetsUnreadBytes, back, "byte 1 is read in the place of 0");
     finds(Mistake::ForgetsItsEndOnANewRing, back, "an end waits at 3");
+    finds(Mistake::CountsTwice, PLAN, "an end waits at 1");
+    finds(Mistake::StoresOverUnreadBytes, full, "announces 1 bytes where 0 fit");
 }
