@@ -8,7 +8,7 @@ use std::collections::{HashSet, VecDeque};
 use smc_core::carrier::{Action, Input, Reading, Renewal, Role};
 use smc_core::connection::{Actions, Event, Receiver, Ring, Sender};
 use smc_core::stream::{
-    Holdings, Leaving, Place, RecordRecv, RecvHalf, SendHalf, SendPath, Transmit, first_words,
+    Leaving, OwnerState, Place, RecordRecv, RecvHalf, SendHalf, SendPath, Transmit, first_words,
 };
 use smc_core::wire::cdc::{ConsumerWord, ProducerWord, StateFlags};
 use smc_core::wire::clc::Kind;
@@ -214,8 +214,8 @@ impl World {
     fn change(&mut self, i: usize, input: Input, plan: &Plan) -> Result<()> {
         let arrived = self.arrived(i).ok_or("an impossible cursor")?;
         let unsent = !self.ends[i].queue.is_empty();
-        let holdings = Holdings { unsent, arrived, ..Holdings::default() };
-        let actions = self.ends[i].send.change(input, &holdings);
+        let owner = OwnerState { unsent, arrived, ..OwnerState::default() };
+        let actions = self.ends[i].send.change(input, &owner);
         actions.into_iter().try_for_each(|action| self.perform(i, action, plan))
     }
 

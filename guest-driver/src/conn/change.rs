@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use smc_core::carrier::{Action, Input, Outgoing, Violation};
 use smc_core::connection::{Event, Ring, SMCD_CONTROL_LEN, State};
-use smc_core::stream::{Holdings, RecordRecv, SwitchReason};
+use smc_core::stream::{OwnerState, RecordRecv, SwitchReason};
 use smc_core::wire::cdc::StateFlags;
 use smc_core::wire::record::{Reason, Record};
 
@@ -215,7 +215,7 @@ impl Conn {
             false => Some(Vec::new()),
         };
         let Some(copies) = copies else { return self.change(tx, Input::Violated, arrived) };
-        let holdings = Holdings {
+        let owner = OwnerState {
             copies: copies.len() as u64,
             keeps_copies: self.carrier().keeps_copies(),
             unsent: tx.queue.has_unsent(),
@@ -224,7 +224,7 @@ impl Conn {
         if !copies.is_empty() {
             tx.records.copies = copies;
         }
-        let actions = tx.half.change(input, &holdings);
+        let actions = tx.half.change(input, &owner);
         let mut reads_from = None;
         for action in actions {
             match action {

@@ -1,16 +1,38 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! One SMC connection: two locks, two rings, and their control words.
+//! One SMC connection, from its handshake to the last use of its buffer.
+//!
+//! # A connection's life
+//!
+//! *Begin*: the handshake makes a [`Carrier`], a pair of DMBs or of RDMA elements: the own ring, filled
+//! by the peer, the peer's ring, filled by this end, and two control words for each end. [`Conn::new`]
+//! registers the connection with the reactor, and with the watch of TCP if both ends can do without
+//! their devices.
+//!
+//! *Send* (`send`): [`SendHalf`] names the path of the next bytes ([`SendPath`](smc_core::stream::SendPath)): into the peer's ring,
+//! by one delivery of bytes and words; nowhere, between two carriers; or as a record on TCP (`by_tcp`).
+//! Bytes without room wait in the send queue (`send_queue`), or their writer waits (`wait`).
+//!
+//! *Receive* (`recv`): a reader copies bytes out of the own ring, whether the peer has stored them or
+//! this end has, out of records (`from_tcp`). So reads and readiness (`ready`) are the same on both
+//! paths. The peer may change its words at any time: a thread copies them out, [`RecvHalf`] checks the
+//! copy, and impossible words abort the connection.
+//!
+//! *Leave* (`change`): the device is about to go, or is gone (`end`). The machine of the send half gives
+//! actions: the end of the ring, records, bytes to repeat (`copies`), and the position of the first
+//! byte from TCP. This end carries the actions out in one function.
+//!
+//! *Come back* (`come_back`): a thread of the stack negotiates a new ring, step by step and without a
+//! lock, by CLC messages in records. The peer's CHANGE begins both directions of the ring.
+//!
+//! *End* (`end`): an event and its actions by the table of RFC 7609. The end word (`end_word`) has the
+//! result for threads without a lock. The buffer returns to its pool when both ends have finished.
+//!
+//! # Locks
 //!
 //! Send side and receive side each have their own lock, so one thread can write while another reads.
 //! Lock order: receive side, then send side. A thread sends to the peer only under the lock of the send
-//! side. Atomics hold the state shared by both sides: the consumer cursor, part of every control word,
-//! and the end of the connection.
-//!
-//! If both ends support it, a connection with a lost ring continues over its TCP connection (`change`).
-//!
-//! [`Carrier`] brings bytes and words to the peer, by a pair of DMBs or by RDMA. The peer may change
-//! the memory of its words at any time. So a thread copies them out and has `smc_core::connection`
-//! check them. Impossible words abort the connection.
+//! side, and takes records under both. Atomics hold the state shared by both sides: the consumer
+//! cursor, part of every control word, and the end of the connection.
 
 mod by_tcp;
 mod captured;

@@ -23,5 +23,5 @@ pub use places::{cursor_at, distance, last_of, offset_of, pieces_before};
 pub use recv::{Place, RecordRecv, RecvHalf, RecvPath, first_words, reader_view};
 pub use renewal::{Message, RingRenewal};
 pub use send::{
-    CHUNK, Holdings, Leaving, RecordSend, SendHalf, SendPath, SwitchReason, Transmit, WriteError,
+    CHUNK, Leaving, OwnerState, RecordSend, SendHalf, SendPath, SwitchReason, Transmit, WriteError,
 };

@@ -37,7 +37,7 @@ pub enum Leaving {
     Change,
 }
 
-/// What to do with bytes of the program.
+/// The next task with bytes of the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transmit {
     /// Store so many bytes into the peer's ring. `more`: others of the same write follow.
@@ -47,9 +47,9 @@ pub enum Transmit {
         /// Bytes of the write remain.
         more: bool,
     },
-    /// Write them to TCP as one record, behind the bytes of the send queue.
+    /// Write the bytes to TCP as one record, behind the bytes of the send queue.
     Record,
-    /// Nothing goes now: the send queue takes them, or the writer waits.
+    /// Nothing goes now: the send queue takes the bytes, or the writer waits.
     Hold,
 }
 
@@ -84,7 +84,7 @@ impl SwitchReason {
     }
 }
 
-/// The state of the TCP connection as a carrier of records. Queued records are the owner's.
+/// The state of the TCP connection as a carrier of records. The owner has the queued records.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RecordSend {
     /// TCP has no room. The owner awaits an event.
@@ -97,7 +97,7 @@ pub struct RecordSend {
 
 /// The owner's part of [`Positions`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Holdings {
+pub struct OwnerState {
     /// Number of the last bytes of the ring with copies here.
     pub copies: u64,
     /// Deliveries to this carrier may be lost, while copies are kept.
@@ -204,7 +204,7 @@ impl SendHalf {
         }
     }
 
-    /// What to do with the next of `left` bytes of a write. `has_room`: the queue is empty, and TCP
+    /// The task with the next of `left` bytes of a write. `has_room`: the queue is empty, and TCP
     /// has taken every record.
     #[inline]
     pub fn next(&self, left: usize, has_room: impl FnOnce() -> bool) -> Transmit {
@@ -345,17 +345,17 @@ impl SendHalf {
 
     /// Gives an input to the carrier's machine. The owner carries the actions out; the path has
     /// followed them already.
-    pub fn change(&mut self, input: Input, holdings: &Holdings) -> Vec<Action> {
+    pub fn change(&mut self, input: Input, owner: &OwnerState) -> Vec<Action> {
         if let Some(reason) = SwitchReason::of(&input).filter(|_| !self.has_left()) {
             self.switches = (self.switches.0 + 1, Some(reason));
         }
         let positions = Positions {
             sent: self.total,
-            kept: self.total.saturating_sub(holdings.copies),
-            unsent: holdings.unsent,
-            urgent: self.lost_mark(holdings),
+            kept: self.total.saturating_sub(owner.copies),
+            unsent: owner.unsent,
+            urgent: self.lost_mark(owner),
             said: self.close.flags() & SAID,
-            arrived: holdings.arrived,
+            arrived: owner.arrived,
         };
         let actions = self.carrier.on(input, &positions);
         for action in &actions {
@@ -371,8 +371,8 @@ impl SendHalf {
 
     /// The delivered urgent mark, if possibly not arrived (only bytes with copies can be lost).
     /// Nothing was written behind the byte, unless the peer has read it.
-    fn lost_mark(&self, holdings: &Holdings) -> Option<u64> {
-        let has_copies = holdings.keeps_copies || holdings.copies > 0;
+    fn lost_mark(&self, owner: &OwnerState) -> Option<u64> {
+        let has_copies = owner.keeps_copies || owner.copies > 0;
         let may_be_lost = has_copies && self.sender.urgent_unread();
         // The sender counts the bytes of a failed delivery, too.
         let end = cursor_at(self.total - self.base, self.sender.ring());
@@ -444,17 +444,17 @@ mod tests {
     fn left(role: Role) -> SendHalf {
         let mut half = half(role);
         write(&mut half, 3);
-        half.change(Input::Leave(Reason::DeviceLeaves), &Holdings::default());
+        half.change(Input::Leave(Reason::DeviceLeaves), &OwnerState::default());
         half
     }
 
     /// The same after the peer's RECEIVED and LEAVE.
     fn on_tcp(role: Role) -> SendHalf {
         let mut half = left(role);
-        let holdings = Holdings::default();
-        half.change(Input::Record(Record::Received { at: 3 }), &holdings);
+        let owner = OwnerState::default();
+        half.change(Input::Record(Record::Received { at: 3 }), &owner);
         let leave = Record::Leave { at: 0, reason: Reason::Answer, more: false };
-        half.change(Input::Record(leave), &holdings);
+        half.change(Input::Record(leave), &owner);
         assert!(half.carrier().is_on_tcp());
         half
     }
@@ -495,9 +495,9 @@ mod tests {
         half.stop();
         let gone = Input::RingGone(Reason::DeviceGone);
         assert!(half.leaves(&gone) && !half.leaves(&Input::Arrived));
-        half.change(gone, &Holdings::default());
+        half.change(gone, &OwnerState::default());
         assert!(!half.leaves(&gone));
-        half.change(gone, &Holdings::default());
+        half.change(gone, &OwnerState::default());
         assert_eq!(half.switches(), (1, Some(SwitchReason::Own(Reason::DeviceGone))));
         half.stop();
         assert_eq!(half.path(), SendPath::Leaving(Leaving::Received), "a stop changes nothing");
@@ -506,16 +506,16 @@ mod tests {
     #[test]
     fn a_server_holds_bytes_between_its_change_and_the_clients() {
         let mut half = on_tcp(Role::Server);
-        let holdings = Holdings::default();
-        half.change(Input::Message(Proposal), &holdings);
-        half.change(Input::Prepared(true), &holdings);
-        half.change(Input::Message(Confirm), &holdings);
+        let owner = OwnerState::default();
+        half.change(Input::Message(Proposal), &owner);
+        half.change(Input::Prepared(true), &owner);
+        half.change(Input::Message(Confirm), &owner);
         assert_eq!(half.next(1, || true), Transmit::Record);
-        half.change(Input::Prepared(true), &holdings);
+        half.change(Input::Prepared(true), &owner);
         assert_eq!(half.path(), SendPath::Leaving(Leaving::Change));
         assert!(half.has_left() && half.awaits_record());
         assert_eq!(half.next(1, || true), Transmit::Hold);
-        half.change(Input::Record(Record::Change { at: 0 }), &holdings);
+        half.change(Input::Record(Record::Change { at: 0 }), &owner);
         assert!(half.begin_ring(Sender::new(Ring::smcr(36).unwrap())));
         assert_eq!(half.next(99, || false), Transmit::Ring { bytes: 32, more: true });
         assert_eq!(half.switches(), (2, Some(SwitchReason::Back)));
@@ -525,31 +525,31 @@ mod tests {
     #[test]
     fn a_client_sends_records_up_to_the_servers_change_and_no_urgent_ones() {
         let mut half = on_tcp(Role::Client);
-        let holdings = Holdings::default();
-        half.change(Input::Return, &holdings);
-        half.change(Input::Message(Accept), &holdings);
-        half.change(Input::Prepared(true), &holdings);
+        let owner = OwnerState::default();
+        half.change(Input::Return, &owner);
+        half.change(Input::Message(Accept), &owner);
+        half.change(Input::Prepared(true), &owner);
         assert_eq!(half.next(1, || true), Transmit::Record);
         assert!(half.may_send_record() && !half.may_send_urgent_record());
         // The device of the new ring goes before the ring begins.
-        half.change(Input::RingGone(Reason::DeviceGone), &holdings);
-        half.change(Input::Record(Record::Change { at: 0 }), &holdings);
+        half.change(Input::RingGone(Reason::DeviceGone), &owner);
+        half.change(Input::Record(Record::Change { at: 0 }), &owner);
         assert!(!half.begin_ring(Sender::new(Ring::smcr(20).unwrap())));
         assert_eq!(half.path(), SendPath::Leaving(Leaving::Received));
     }
 
     #[test]
     fn an_urgent_byte_possibly_lost_is_marked_behind_leave() {
-        let marks = |holdings: Holdings| {
+        let marks = |owner: OwnerState| {
             let mut half = half(Role::Client);
             let taken = half.sender.advance_urgent(1);
             half.count(taken);
-            let actions = half.change(Input::Leave(Reason::LinksGone), &holdings);
+            let actions = half.change(Input::Leave(Reason::LinksGone), &owner);
             actions.contains(&Action::Write(Record::Urgent { at: 1 }))
         };
-        assert!(!marks(Holdings::default()), "memory of both ends has the mark");
-        assert!(marks(Holdings { keeps_copies: true, ..Holdings::default() }));
-        assert!(marks(Holdings { copies: 1, ..Holdings::default() }));
+        assert!(!marks(OwnerState::default()), "memory of both ends has the mark");
+        assert!(marks(OwnerState { keeps_copies: true, ..OwnerState::default() }));
+        assert!(marks(OwnerState { copies: 1, ..OwnerState::default() }));
     }
 
     #[test]
