@@ -336,7 +336,7 @@ impl World {
             };
             let Place { offset, len } = end.records.place(read, end.input.len(), &RING);
             if len > 0 {
-                end.own.bytes[offset as usize] = end.input.pop_front().unwrap();
+                end.own.bytes[offset as usize] = end.input.pop_front().unwrap_or(u8::MAX);
                 end.records.store(1);
                 self.store_words(i);
             }
