@@ -18,6 +18,7 @@ mod machine;
 
 use std::ffi::c_long;
 use std::fs::File;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
@@ -72,7 +73,8 @@ const LONGEST_TEXT: usize = 11;
 pub fn makes_socket_calls(file: &Path) -> bool {
     let Ok(file) = File::open(file) else { return false };
     program_file::is_go(&file)
-        || Object::read(&file).and_then(|object| object.makes_socket_calls()) == Some(true)
+        || Object::read(&file).and_then(|object| object.makes_socket_calls_outside(None))
+            == Some(true)
 }
 
 /// Bytes of a file read at a time.
@@ -83,24 +85,48 @@ const MOST: u64 = 256;
 /// beginning, from this many bytes before the call.
 const BEFORE: u64 = 512;
 
+/// The places of the bytes of instructions calling the kernel.
+pub(crate) fn candidates(code: &[u8]) -> impl Iterator<Item = usize> {
+    machine::candidates(code)
+}
+
+/// The number of the kernel call by the last instruction: `Some(None)` if unknown. `None`: the last
+/// bytes are in the middle of another instruction.
+pub(crate) fn number_of_last(code: &[u8]) -> Option<Option<c_long>> {
+    machine::number_of_last(code)
+}
+
+/// Whether a call is one on sockets, or a wait.
+pub(crate) fn is_of_sockets(number: c_long) -> bool {
+    OF_SOCKETS.contains(&number)
+}
+
 const PT_LOAD: u64 = 1;
 const PT_GNU_EH_FRAME: u64 = 0x6474_e550;
 const EXECUTED: u64 = 1;
 
 /// A mapped part of the file.
 #[derive(Clone, Copy)]
-struct Segment {
+pub(crate) struct Segment {
     kind: u64,
     flags: u64,
     offset: u64,
-    address: u64,
-    size: u64,
+    pub(crate) address: u64,
+    pub(crate) size: u64,
+}
+
+impl Segment {
+    fn contains(&self, address: u64) -> bool {
+        address.checked_sub(self.address).is_some_and(|inside| inside < self.size)
+    }
 }
 
 /// An ELF file.
-struct Object<'a> {
+pub(crate) struct Object<'a> {
     file: &'a File,
     segments: Vec<Segment>,
+    /// Place of the program headers.
+    headers: u64,
 }
 
 fn word<const N: usize>(bytes: &[u8], at: usize) -> Option<u64> {
@@ -129,7 +155,7 @@ fn places(bytes: &[u8], wanted: u8) -> impl Iterator<Item = usize> {
 }
 
 impl<'a> Object<'a> {
-    fn read(file: &'a File) -> Option<Object<'a>> {
+    pub(crate) fn read(file: &'a File) -> Option<Object<'a>> {
         let mut header = [0u8; 64];
         file.read_exact_at(&mut header, 0).ok()?;
         if !header.starts_with(b"\x7fELF\x02\x01") {
@@ -148,16 +174,20 @@ impl<'a> Object<'a> {
                 size: word::<8>(&entry, 32)?,
             });
         }
-        Some(Object { file, segments })
+        Some(Object { file, segments, headers: start })
     }
 
-    fn makes_socket_calls(&self) -> Option<bool> {
+    /// Whether there is such a call, except at the given addresses.
+    pub(crate) fn makes_socket_calls_outside(&self, except: Option<&Range<u64>>) -> Option<bool> {
         let executed = |s: &&Segment| s.kind == PT_LOAD && s.flags & EXECUTED != 0;
         for segment in self.segments.iter().filter(executed) {
             let found = self.find(segment, machine::LENGTH, |piece| {
                 machine::candidates(piece).map(|at| at as u64).collect()
             });
-            let counts = |at: &u64| self.is_socket_call(segment, *at) == Some(true);
+            let counts = |at: &u64| {
+                let is_excepted = except.is_some_and(|all| all.contains(&(segment.address + at)));
+                !is_excepted && self.is_socket_call(segment, *at) == Some(true)
+            };
             if found.into_iter().flatten().any(|at| counts(&at)) {
                 return Some(!self.is_other());
             }
@@ -214,13 +244,56 @@ impl<'a> Object<'a> {
     }
 
     /// The bytes at an address.
-    fn bytes_at<const N: usize>(&self, address: u64) -> Option<[u8; N]> {
-        let has =
-            |s: &&Segment| s.kind == PT_LOAD && (s.address..s.address + s.size).contains(&address);
-        let segment = self.segments.iter().find(has)?;
+    pub(crate) fn bytes_at<const N: usize>(&self, address: u64) -> Option<[u8; N]> {
         let mut bytes = [0; N];
-        self.file.read_exact_at(&mut bytes, segment.offset + (address - segment.address)).ok()?;
+        self.file.read_exact_at(&mut bytes, self.offset_of(address)?.0).ok()?;
         Some(bytes)
+    }
+
+    /// Bytes of one segment.
+    pub(crate) fn read_at(&self, address: u64, len: usize) -> Option<Vec<u8>> {
+        let (offset, left) = self.offset_of(address)?;
+        if len as u64 > left || left > self.file.metadata().ok()?.len() {
+            return None;
+        }
+        let mut bytes = vec![0; len];
+        self.file.read_exact_at(&mut bytes, offset).ok()?;
+        Some(bytes)
+    }
+
+    /// The place of an address in the file, and the number of bytes from there on.
+    fn offset_of(&self, address: u64) -> Option<(u64, u64)> {
+        let segment = self.loaded().find(|segment| segment.contains(address))?;
+        let inside = address - segment.address;
+        Some((segment.offset.checked_add(inside)?, segment.size - inside))
+    }
+
+    fn loaded(&self) -> impl Iterator<Item = &Segment> {
+        self.segments.iter().filter(|segment| segment.kind == PT_LOAD)
+    }
+
+    /// The first segment of a kind.
+    pub(crate) fn segment(&self, kind: u64) -> Option<&Segment> {
+        self.segments.iter().find(|segment| segment.kind == kind)
+    }
+
+    /// The lowest address.
+    pub(crate) fn lowest(&self) -> Option<u64> {
+        self.loaded().map(|segment| segment.address).min()
+    }
+
+    /// The address of the program headers.
+    pub(crate) fn headers(&self) -> Option<u64> {
+        let inside = |segment: &Segment| self.headers.checked_sub(segment.offset);
+        self.loaded().find_map(|segment| {
+            let inside = inside(segment).filter(|inside| *inside < segment.size)?;
+            segment.address.checked_add(inside)
+        })
+    }
+
+    /// Whether instructions are at an address.
+    pub(crate) fn is_executed(&self, address: u64) -> bool {
+        self.loaded().any(|segment| segment.flags & EXECUTED != 0 && segment.contains(address))
     }
 
     /// The beginning of the function at an address, by the table of the unwinder.

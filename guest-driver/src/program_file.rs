@@ -57,7 +57,10 @@ pub fn is_for_other_machine(program: &Path, find: impl Fn(&OsStr) -> Option<Path
 }
 
 /// The file of a program, or of the interpreter if it is a script.
-fn file_of(program: &Path, find: impl Fn(&OsStr) -> Option<PathBuf>) -> Option<(File, PathBuf)> {
+pub(crate) fn file_of(
+    program: &Path,
+    find: impl Fn(&OsStr) -> Option<PathBuf>,
+) -> Option<(File, PathBuf)> {
     let mut program = program.to_owned();
     for _ in 0..DEPTH {
         let mut file = File::open(&program).ok()?;
@@ -150,16 +153,37 @@ fn elf(file: &File) -> Option<Result<(), Obstacle>> {
 
 /// Whether a program or library is written in Go.
 pub(crate) fn is_go(file: &File) -> bool {
-    let header = bytes(file, 0).filter(|header: &[u8; 64]| header.starts_with(MAGIC));
-    header.and_then(|header| has_section(file, &header, b".go.buildinfo")) == Some(true)
+    section(file, b".go.buildinfo").is_some()
 }
 
 /// Bytes of the header of a section.
 const HEADER: u64 = 64;
 
-fn has_section(file: &File, header: &[u8], name: &[u8]) -> Option<bool> {
-    let (start, size) = (word::<8>(header, 40)?, word::<2>(header, 58)?);
-    let (n, names) = (word::<2>(header, 60)?, word::<2>(header, 62)?);
+/// A section of a file.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Section {
+    pub(crate) address: u64,
+    offset: u64,
+    size: u64,
+}
+
+impl Section {
+    pub(crate) fn read(self, file: &File) -> Option<Vec<u8>> {
+        let end = self.offset.checked_add(self.size)?;
+        if end > file.metadata().ok()?.len() {
+            return None;
+        }
+        let mut bytes = vec![0u8; usize::try_from(self.size).ok()?];
+        file.read_exact_at(&mut bytes, self.offset).ok()?;
+        Some(bytes)
+    }
+}
+
+/// The section with a name.
+pub(crate) fn section(file: &File, name: &[u8]) -> Option<Section> {
+    let header: [u8; 64] = bytes(file, 0).filter(|header: &[u8; 64]| header.starts_with(MAGIC))?;
+    let (start, size) = (word::<8>(&header, 40)?, word::<2>(&header, 58)?);
+    let (n, names) = (word::<2>(&header, 60)?, word::<2>(&header, 62)?);
     if size != HEADER {
         return None;
     }
@@ -175,10 +199,14 @@ fn has_section(file: &File, header: &[u8], name: &[u8]) -> Option<bool> {
         if text.get(from..).is_some_and(|rest| {
             rest.strip_prefix(name).is_some_and(|rest| rest.first() == Some(&0))
         }) {
-            return Some(true);
+            return Some(Section {
+                address: word::<8>(section, 16)?,
+                offset: word::<8>(section, 24)?,
+                size: word::<8>(section, 32)?,
+            });
         }
     }
-    Some(false)
+    None
 }
 
 #[cfg(test)]
@@ -202,16 +230,15 @@ mod tests {
     #[test]
     fn sections_are_found_by_few_reads() {
         let file = File::open(std::env::current_exe().unwrap()).unwrap();
-        let header = bytes::<64>(&file, 0).unwrap();
         let reads = || {
             let text = std::fs::read_to_string("/proc/thread-self/io").ok()?;
             let line = text.lines().find_map(|line| line.strip_prefix("syscr: "))?;
             line.parse::<u64>().ok()
         };
         let before = reads();
-        assert_eq!(has_section(&file, &header, b".go.buildinfo"), Some(false));
+        assert!(section(&file, b".go.buildinfo").is_none());
         let after = reads();
-        assert_eq!(has_section(&file, &header, b".text"), Some(true));
+        assert!(section(&file, b".text").is_some());
         // A kernel may count no reads. The count itself takes few reads.
         if let (Some(before), Some(after)) = (before, after) {
             assert!(after - before < 10, "{before} to {after}");
