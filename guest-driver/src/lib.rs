@@ -9,6 +9,7 @@
 //! reaches a program, and `capture` copies bytes for `smc capture`.
 #![forbid(unsafe_code)]
 
+pub mod go_program;
 #[doc(hidden)]
 pub mod interpose;
 #[doc(hidden)]
