@@ -232,10 +232,15 @@ extern "C" fn before_vdprintf_chk(fd: c_int) -> *mut c_void {
 /// tables. While there are connections on SMC or on their way to SMC, the child is made by `fork`,
 /// as POSIX allows.
 extern "C" fn before_vfork() -> *mut c_void {
+    found(if is_vfork_a_fork() { &symbols::fork } else { &symbols::vfork })
+}
+
+/// Called before the program makes a child by `vfork`. Whether `fork` makes the child.
+pub(super) fn is_vfork_a_fork() -> bool {
     within(fork::note_child);
     let in_use = config::get().is_some() && relay::hand_over::has_any();
     fork::note_sharing_child();
-    found(if in_use { &symbols::fork } else { &symbols::vfork })
+    in_use
 }
 
 /// Runs before exit(2) ends a thread but not the process.

@@ -12,7 +12,7 @@ use super::{
 use crate::config;
 use crate::hooks::within::within;
 use crate::sys::raw::{self, Errno};
-use crate::sys::user_memory::libc_result;
+use crate::sys::user_memory::{errno, libc_result, set_errno};
 
 /// Converts arguments to the types of a hook's parameters, and calls it.
 macro_rules! call {
@@ -46,6 +46,125 @@ unsafe extern "C-unwind" fn syscall(
     }
     // SAFETY: the program's arguments, unchanged.
     libc_result(unsafe { raw::call(number, [a, b, c, d, e, f]) }) as i64
+}
+
+/// The numbers answered by [`by_hook`], and calls with an effect on the library.
+#[cfg(target_arch = "x86_64")]
+pub(super) const ANSWERED: [i64; 59] = [
+    libc::SYS_io_uring_setup,
+    libc::SYS_socket,
+    libc::SYS_connect,
+    libc::SYS_listen,
+    libc::SYS_accept,
+    libc::SYS_accept4,
+    libc::SYS_shutdown,
+    libc::SYS_getsockname,
+    libc::SYS_getpeername,
+    libc::SYS_getsockopt,
+    libc::SYS_setsockopt,
+    libc::SYS_read,
+    libc::SYS_write,
+    libc::SYS_readv,
+    libc::SYS_writev,
+    libc::SYS_recvfrom,
+    libc::SYS_sendto,
+    libc::SYS_recvmsg,
+    libc::SYS_sendmsg,
+    libc::SYS_recvmmsg,
+    libc::SYS_sendmmsg,
+    libc::SYS_sendfile,
+    libc::SYS_splice,
+    libc::SYS_dup,
+    libc::SYS_dup2,
+    libc::SYS_dup3,
+    libc::SYS_fcntl,
+    libc::SYS_ioctl,
+    libc::SYS_close,
+    libc::SYS_close_range,
+    libc::SYS_poll,
+    libc::SYS_ppoll,
+    libc::SYS_select,
+    libc::SYS_pselect6,
+    libc::SYS_preadv2,
+    libc::SYS_pwritev2,
+    libc::SYS_epoll_create,
+    libc::SYS_epoll_create1,
+    libc::SYS_epoll_ctl,
+    libc::SYS_epoll_wait,
+    libc::SYS_epoll_pwait,
+    libc::SYS_epoll_pwait2,
+    libc::SYS_io_submit,
+    libc::SYS_execve,
+    libc::SYS_execveat,
+    libc::SYS_fork,
+    libc::SYS_vfork,
+    libc::SYS_clone,
+    libc::SYS_clone3,
+    libc::SYS_rt_sigaction,
+    libc::SYS_exit,
+    libc::SYS_exit_group,
+    libc::SYS_chroot,
+    libc::SYS_unshare,
+    libc::SYS_setns,
+    libc::SYS_mlockall,
+    libc::SYS_munlockall,
+    libc::SYS_prctl,
+    libc::SYS_seccomp,
+];
+
+/// The result of a system call by an instruction of the program, as from the kernel. `None`: the call
+/// is the kernel's. The program's `errno` stays as it is.
+#[cfg(target_arch = "x86_64")]
+pub(super) fn answer(number: i64, arguments: [usize; 6]) -> Option<isize> {
+    config::get()?;
+    if number == libc::SYS_exit {
+        escapes::before_exit(arguments[0] as c_int);
+        return None;
+    }
+    let error = errno();
+    let result = by_vfork(number, arguments).or_else(|| by_hook(number, arguments));
+    let result = result.map(|result| match result {
+        -1 => -(errno() as isize),
+        result => result as isize,
+    });
+    set_errno(error);
+    result
+}
+
+/// A child on the caller's stack and memory until it executes a program. While there are connections on
+/// SMC or on their way to SMC, a fork makes the child, as for libc's `vfork`.
+#[cfg(target_arch = "x86_64")]
+fn by_vfork(number: i64, arguments: [usize; 6]) -> Option<i64> {
+    const BOTH: u64 = (libc::CLONE_VM | libc::CLONE_VFORK) as u64;
+    let [a, b, ..] = arguments;
+    let (flags, stack) = match number {
+        libc::SYS_clone => (a as u64, b as u64),
+        libc::SYS_clone3 => words_of_clone3(a, b).map(|words| (words[0], words[5]))?,
+        libc::SYS_vfork => (BOTH, 0),
+        _ => return None,
+    };
+    if flags & BOTH != BOTH || stack != 0 || !clone::is_fork(flags & !BOTH) {
+        return None;
+    }
+    if !escapes::is_vfork_a_fork() {
+        return None;
+    }
+    if number != libc::SYS_clone3 {
+        let flags = if number == libc::SYS_vfork { libc::SIGCHLD as u64 } else { flags & !BOTH };
+        let mut arguments = arguments;
+        arguments[0] = flags as usize;
+        arguments[1] = 0;
+        return Some(fork_by(libc::SYS_clone, arguments));
+    }
+    // A copy of the arguments, with other flags.
+    let mut words = [0u64; 16];
+    let room = size_of_val(&words);
+    // The kernel refuses a longer structure with anything in it.
+    let length = b.min(room);
+    // SAFETY: the program's arguments, of the length passed by the program.
+    unsafe { std::ptr::copy_nonoverlapping(a as *const u8, words.as_mut_ptr().cast(), length) };
+    words[0] &= !BOTH;
+    Some(fork_by(number, [words.as_ptr() as usize, length, 0, 0, 0, 0]))
 }
 
 fn by_hook(number: i64, [a, b, c, d, e, f]: [usize; 6]) -> Option<i64> {

@@ -8,10 +8,12 @@
 
 use std::ffi::{OsStr, c_int};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use guest_driver::kernel_calls;
+use ism_sys::OnceBox;
 
 use crate::selection::{answering_listeners, handed_listeners, session};
 use crate::socket::stream::{SocketState, StreamSocket};
@@ -77,7 +79,29 @@ fn on_own_stack<T>(work: impl FnOnce() -> T) -> T {
 
 fn note_file(file: &Path) {
     let name = file.file_name().unwrap_or_default().to_string_lossy();
-    note(&format!("the kernel (in {name})"));
+    match WHY_NOT.get().filter(|(inode, _)| inode_of(file) == Some(*inode)) {
+        Some((_, why)) => note(&format!("the kernel (in {name}, written in Go: {why})")),
+        None => note(&format!("the kernel (in {name})")),
+    }
+}
+
+fn inode_of(file: &Path) -> Option<u64> {
+    file.metadata().ok().map(|data| data.ino())
+}
+
+/// The inode of the program's file, and why the library cannot take over its calls.
+static WHY_NOT: OnceBox<(u64, String)> = OnceBox::new();
+
+/// Notes that the library sees all calls of a file, by its inode.
+#[cfg(target_arch = "x86_64")]
+pub(crate) fn note_taken_over(inode: u64) {
+    LOOKED_AT.lock().push(inode);
+}
+
+/// Notes why the library cannot take over the calls of a program written in Go.
+#[cfg(target_arch = "x86_64")]
+pub(crate) fn note_go(inode: u64, why: String) {
+    let _ = WHY_NOT.set((inode, why));
 }
 
 /// Checks the instructions of the files of the process. Called before a listener answers and before

@@ -85,6 +85,22 @@ impl OwnStack {
         // SAFETY: `run` has put the result there.
         unsafe { ManuallyDrop::into_inner(slot.result) }
     }
+
+    /// The end of the stack, where its use begins. The stack lives until [`OwnStack::from_end`].
+    #[cfg(target_arch = "x86_64")]
+    pub(crate) fn into_end(self) -> usize {
+        ManuallyDrop::new(self).0.top() as usize
+    }
+
+    /// The stack of an end.
+    ///
+    /// # Safety
+    /// The end is from [`OwnStack::into_end`], and nothing uses the stack.
+    #[cfg(target_arch = "x86_64")]
+    pub(crate) unsafe fn from_end(end: usize) -> Option<OwnStack> {
+        let base = (end - GUARD - SIZE) as *mut libc::c_void;
+        NonNull::new(base).map(|base| OwnStack(ManuallyDrop::new(Stack(base))))
+    }
 }
 
 impl Drop for OwnStack {

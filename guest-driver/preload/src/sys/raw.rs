@@ -120,6 +120,13 @@ numbers!(
     /// `epoll_create1`.
     epoll_create1 = SYS_epoll_create1(flags));
 
+/// Whether the process may make changed instructions executable (PR_SET_MDWE).
+pub(crate) fn may_change_instructions() -> bool {
+    const PR_GET_MDWE: usize = 66;
+    // SAFETY: numbers only. An older kernel does not know the call, and has no such prohibition.
+    unsafe { call(libc::SYS_prctl, [PR_GET_MDWE, 0, 0, 0, 0, 0]) }.unwrap_or(0) == 0
+}
+
 /// The process in which a call of [`fork_apart`] returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ForkResult {
