@@ -20,12 +20,16 @@
 //! - `selection`: the decision between SMC and TCP for a connection, and the handshake;
 //! - `relay`: connections served by the kernel;
 //! - `io`: the calls to read, to write and to wait;
+//! - `boundary`: system calls by instructions of a program written in Go;
 //! - `hooks`: the exported functions.
 //!
-//! Only `sys` and `hooks` have `unsafe` code.
+//! Only `sys`, `boundary` and `hooks` have `unsafe` code.
 #![warn(missing_docs)]
 #![deny(unsafe_code)]
 
+#[cfg(target_arch = "x86_64")]
+#[allow(unsafe_code, reason = "instructions of the program, and an entry in assembly")]
+mod boundary;
 mod config;
 mod fork;
 #[allow(unsafe_code, reason = "functions of libc have pointers for arguments")]

@@ -5,8 +5,12 @@ use std::time::Duration;
 
 use ism_sys::interrupt;
 
+#[cfg(target_arch = "x86_64")]
+use super::syscall;
 use super::within::within;
 use super::{escapes, exec, libc_symbols, rebinding};
+#[cfg(target_arch = "x86_64")]
+use crate::boundary;
 use crate::config::RunConfig;
 use crate::io::kernel;
 use crate::selection::{establish, option, outcome, running, short_lived, waiting, worthwhile};
@@ -76,6 +80,8 @@ extern "C" fn begin() {
         outcome::grow_table();
         // A program executed for each client may use stdio at once.
         (0..=2).for_each(escapes::leave_standard);
+        #[cfg(target_arch = "x86_64")]
+        boundary::begin(&syscall::ANSWERED, syscall::answer);
     }
 }
 

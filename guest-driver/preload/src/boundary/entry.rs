@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The entry: between the program's registers and the library.
+//!
+//! A thunk comes with the address of its tail in rcx. A system call destroys rcx and r11, so the entry
+//! may use both. All other registers, the program's stack and the bytes below it stay unchanged: a
+//! goroutine has few bytes left, and a child of vfork runs on the stack of its parent. Vector registers
+//! are free, except that Go has zero in xmm15.
+//!
+//! A thread is *busy* from the entry to the way back. A busy thread's calls are those of a signal
+//! handler, and go to the kernel. `threads` has the stacks.
+
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use ism_sys::OnceBox;
+
+use super::{Answer, threads};
+
+/// Numbers of system calls with a place in the table.
+const NUMBERS: usize = 512;
+
+/// Not zero: the library answers the number.
+static CALLS: [AtomicU8; NUMBERS] = [const { AtomicU8::new(0) }; NUMBERS];
+static ANSWER: OnceBox<Answer> = OnceBox::new();
+
+/// Sets the numbers with an answer of the library.
+pub(super) fn set(calls: &[i64], answer: Answer) {
+    let _ = ANSWER.set(answer);
+    for place in calls.iter().filter_map(|number| CALLS.get(*number as usize)) {
+        place.store(1, Ordering::Relaxed);
+    }
+}
+
+/// Registers of a call, as the entry has pushed them.
+#[repr(C)]
+struct Frame {
+    alignment: usize,
+    /// The number of the call, then its result.
+    rax: usize,
+    r9: usize,
+    r8: usize,
+    r10: usize,
+    rdx: usize,
+    rsi: usize,
+    rdi: usize,
+    /// The thunk's tail, and the program's stack pointer.
+    rcx: usize,
+    rsp: usize,
+}
+
+/// Answers a call. 0: the call is the kernel's.
+///
+/// # Safety
+/// The frame is of the entry, on the stack of the calling thread.
+unsafe extern "C" fn answer(frame: *mut Frame) -> u32 {
+    threads::in_call();
+    // SAFETY: the caller's promise.
+    let frame = unsafe { &mut *frame };
+    let words = [frame.rdi, frame.rsi, frame.rdx, frame.r10, frame.r8, frame.r9];
+    let result = ANSWER.get().and_then(|answer| answer(frame.rax as i64, words));
+    if let Some(result) = result {
+        frame.rax = result as usize;
+    }
+    u32::from(result.is_some())
+}
+
+// One `threads::State` per thread.
+std::arch::global_asm!(
+    ".pushsection .tbss.smc_boundary_state,\"awT\",@nobits",
+    ".balign 8",
+    ".globl smc_boundary_state",
+    ".hidden smc_boundary_state",
+    ".type smc_boundary_state,@object",
+    ".size smc_boundary_state,16",
+    "smc_boundary_state:",
+    ".zero 16",
+    ".popsection",
+);
+
+/// The entry. rcx: the tail of the thunk, for kernel calls of a thread that is not busy. Behind the tail
+/// are the way back of a thread with an answer (2 bytes further), and a tail for all other kernel calls
+/// (16 bytes further).
+///
+/// # Safety
+/// For thunks only.
+#[unsafe(naked)]
+pub(super) unsafe extern "C" fn enter() {
+    std::arch::naked_asm!(
+        ".cfi_startproc",
+        ".cfi_undefined rip",
+        "cmp rax, {numbers}",
+        "jae 7f",
+        "lea r11, [rip + {calls}]",
+        "cmp byte ptr [r11 + rax], 0",
+        "je 7f",
+        "mov r11, [rip + smc_boundary_state@GOTTPOFF]",
+        "cmp byte ptr fs:[r11 + 8], 0",
+        "jne 7f",
+        // A signal handler from here on leaves its calls to the kernel.
+        "mov byte ptr fs:[r11 + 8], 1",
+        "mov r11, fs:[r11]",
+        "test r11, r11",
+        "jz 3f",
+        "2:",
+        "xchg rsp, r11",
+        "push r11",
+        "push rcx",
+        "push rdi",
+        "push rsi",
+        "push rdx",
+        "push r10",
+        "push r8",
+        "push r9",
+        "push rax",
+        "push rax",
+        // A thread keeps the stack of its first call.
+        "mov r11, [rip + smc_boundary_state@GOTTPOFF]",
+        "lea rax, [rsp + 80]",
+        "mov fs:[r11], rax",
+        "cld",
+        "mov rdi, rsp",
+        "call {answer}",
+        "xorps xmm15, xmm15",
+        "test eax, eax",
+        "pop rax",
+        "pop rax",
+        "pop r9",
+        "pop r8",
+        "pop r10",
+        "pop rdx",
+        "pop rsi",
+        "pop rdi",
+        "pop rcx",
+        "pop rsp",
+        "jz 4f",
+        "add rcx, 2",
+        "jmp rcx",
+        // The kernel's: not busy any more. The child of a vfork comes in by itself.
+        "4:",
+        "mov r11, [rip + smc_boundary_state@GOTTPOFF]",
+        "mov byte ptr fs:[r11 + 8], 0",
+        "jmp rcx",
+        // The first call of a thread takes a ready stack.
+        "3:",
+        "xchg r11, [rip + {ready}]",
+        "test r11, r11",
+        "jnz 2b",
+        "xchg r11, [rip + {ready} + 8]",
+        "test r11, r11",
+        "jnz 2b",
+        "xchg r11, [rip + {ready} + 16]",
+        "test r11, r11",
+        "jnz 2b",
+        "xchg r11, [rip + {ready} + 24]",
+        "test r11, r11",
+        "jnz 2b",
+        "pause",
+        "jmp 3b",
+        "7:",
+        "add rcx, 16",
+        "jmp rcx",
+        ".cfi_endproc",
+        numbers = const NUMBERS,
+        calls = sym CALLS,
+        ready = sym threads::READY,
+        answer = sym answer,
+    )
+}
+
+/// The address of the entry.
+pub(super) fn address() -> usize {
+    enter as unsafe extern "C" fn() as *const c_void as usize
+}

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The second door of a program to the library: system calls of the program's own instructions. The
+//! door is for programs written in Go; calls of libc's functions have their hooks.
+//!
+//! Before the program's first instruction, each known system call of the file becomes a jump: from the
+//! call to unused bytes between two functions, and from there to a *thunk* (`patch`). The thunk jumps
+//! to the *entry* (`entry`). The entry leaves most numbers to the kernel, and calls the library for the
+//! others. docs/preload.md has the rules.
+
+mod entry;
+mod patch;
+mod threads;
+
+use std::fs::File;
+use std::os::unix::fs::MetadataExt;
+
+use guest_driver::go_program::GoProgram;
+
+use crate::selection::own_calls;
+
+/// The library's answer to a system call: its result, or `None` for the kernel.
+pub(crate) type Answer = fn(i64, [usize; 6]) -> Option<isize>;
+
+/// Takes over the system calls of a program written in Go. `answer`: for the numbers in `calls`.
+/// Called before the program's first instruction.
+pub(crate) fn begin(calls: &[i64], answer: Answer) {
+    let Ok(file) = File::open("/proc/self/exe") else { return };
+    let Some(program) = GoProgram::of_file(&file) else { return };
+    let done = program.map_err(|why| why.to_string()).and_then(|program| {
+        entry::set(calls, answer);
+        threads::prepare()?;
+        patch::apply(&program)
+    });
+    let Ok(data) = file.metadata() else { return };
+    match done {
+        Ok(()) => own_calls::note_taken_over(data.ino()),
+        Err(why) => own_calls::note_go(data.ino(), why),
+    }
+}
