@@ -10,10 +10,12 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
+use guest_driver::go_program::{self, Door};
 use guest_driver::{kernel_calls, program_file};
 use rustix::fs::StatVfsMountFlags;
 
 use crate::config;
+use crate::sys::raw;
 
 /// The dynamic linker's variable for the library.
 const PRELOAD: &str = "LD_PRELOAD";
@@ -40,8 +42,7 @@ impl TargetProgram<'_> {
         };
         let Some(file) = found.filter(|file| is_executable(file)) else { return true };
         self.loads(library)
-            && program_file::obstacle(&file, find) == Some(Ok(()))
-            && !kernel_calls::makes_socket_calls(&file)
+            && has_door(&file)
             && config::get().is_some_and(|config| config.has_rules_of(&file))
     }
 
@@ -91,6 +92,16 @@ impl TargetProgram<'_> {
             .iter()
             .filter_map(|entry| entry.as_bytes().strip_prefix(name.as_bytes())?.strip_prefix(b"="));
         values.next().map(OsStr::from_bytes)
+    }
+}
+
+/// Whether the library would see all calls of a program.
+fn has_door(file: &Path) -> bool {
+    match go_program::door(file, find) {
+        Some(Ok(Door::Libc)) => !kernel_calls::makes_socket_calls(file),
+        // The next program inherits the prohibition.
+        Some(Ok(Door::SystemCalls)) => raw::may_change_instructions(),
+        _ => false,
     }
 }
 

@@ -191,3 +191,106 @@ fn write_all(changes: &[Change]) -> Result<(), String> {
     why.map_or(Ok(()), |why| Err(why.into()))
 }
 
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn jumps_reach_as_far_as_their_distance() {
+        assert_eq!(jump(0x1000, 0x1005), Some([0xe9, 0, 0, 0, 0]));
+        assert_eq!(jump(0x1000, 0x1000), Some([0xe9, 0xfb, 0xff, 0xff, 0xff]));
+        assert_eq!(jump(0, (1 << 31) + 5), None);
+        assert_eq!(jump(1 << 40, 0), None);
+        assert_eq!(short_jump(0x1000, 0x1002 + 127), Some([0xeb, 127]));
+        assert_eq!(short_jump(0x1000, 0x1002 + 128), None);
+        assert_eq!(short_jump(0x1000, 0x1002 - 128), Some([0xeb, 0x80]));
+        assert_eq!(short_jump(0x1000, 0x1002 - 129), None);
+    }
+
+    #[test]
+    fn the_ways_out_of_a_thunk_are_where_the_entry_expects_them() {
+        let (at, back) = (0x50_0000, 0x40_1002);
+        let code = thunk(at, 0x4f_fff8, -64, back).unwrap();
+        // lea rcx, [rip + 6]: the tail is behind the jump to the entry.
+        assert_eq!(code[..7], [0x48, 0x8d, 0x0d, 6, 0, 0, 0]);
+        assert_eq!(code[7..9], [0xff, 0x25]);
+        let slot = at + TAIL - 0x4f_fff8;
+        assert_eq!(code[9..TAIL], (-(slot as i32)).to_le_bytes());
+        assert_eq!(code[TAIL..TAIL + 2], Site::CALL);
+        // The way back of an answered call: mov byte ptr fs:[-64], 0
+        assert_eq!(code[TAIL + 2..TAIL + 11], [0x64, 0xc6, 0x04, 0x25, 0xc0, 0xff, 0xff, 0xff, 0]);
+        assert_eq!(code[TAIL + 11..TAIL + 16], jump(at + TAIL + 11, back).unwrap());
+        // The other tail.
+        assert_eq!(code[TAIL + 16..TAIL + 18], Site::CALL);
+        assert_eq!(code[TAIL + 18..TAIL + 23], jump(at + TAIL + 18, back).unwrap());
+        assert_eq!(thunk(1 << 40, 1 << 40, 0, 0), None);
+    }
+
+    /// Pages with a system call in the middle of padding, in place of a program.
+    struct Pages(usize);
+
+    impl Pages {
+        const SIZE: usize = 2 * PAGE;
+
+        fn new() -> Pages {
+            let access = (libc::PROT_READ | libc::PROT_WRITE) as usize;
+            let kind = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS) as usize;
+            let args = [0, Self::SIZE, access, kind, usize::MAX, 0];
+            // SAFETY: new memory.
+            let at = unsafe { raw::call(libc::SYS_mmap, args) }.unwrap();
+            // SAFETY: the memory is new and writable.
+            unsafe { std::ptr::write_bytes(at as *mut u8, Site::PADDING, Self::SIZE) };
+            let pages = Pages(at);
+            pages.put(PAGE - 1, &Site::CALL);
+            assert!(protect(at, Self::SIZE, libc::PROT_READ | libc::PROT_EXEC));
+            pages
+        }
+
+        fn put(&self, at: usize, bytes: &[u8]) {
+            assert!(at + bytes.len() <= Self::SIZE);
+            assert!(protect(self.0, Self::SIZE, libc::PROT_READ | libc::PROT_WRITE));
+            // SAFETY: within the pages, which are writable now.
+            unsafe { std::ptr::copy(bytes.as_ptr(), (self.0 + at) as *mut u8, bytes.len()) };
+        }
+
+        fn bytes(&self, at: usize, len: usize) -> &[u8] {
+            // SAFETY: within the pages.
+            unsafe { std::slice::from_raw_parts((self.0 + at) as *const u8, len) }
+        }
+
+        /// Two calls: the first on both pages, the second at another place.
+        fn changes(&self, second: usize) -> Vec<Change> {
+            let change = |call: usize, room: usize| Change {
+                call: (self.0 + call, short_jump(call, room).unwrap()),
+                room: (self.0 + room, jump(room, 0).unwrap()),
+            };
+            vec![change(PAGE - 1, PAGE + 20), change(second, PAGE + 40)]
+        }
+    }
+
+    impl Drop for Pages {
+        fn drop(&mut self) {
+            // SAFETY: the mapping is this value's.
+            let _ = unsafe { raw::call(libc::SYS_munmap, [self.0, Self::SIZE, 0, 0, 0, 0]) };
+        }
+    }
+
+    #[test]
+    fn a_changed_call_leads_to_its_room() {
+        let pages = Pages::new();
+        pages.put(PAGE + 30, &Site::CALL);
+        write_all(&pages.changes(PAGE + 30)).unwrap();
+        assert_eq!(pages.bytes(PAGE - 1, 2), [0xeb, 19]);
+        assert_eq!(pages.bytes(PAGE + 20, 5), jump(PAGE + 20, 0).unwrap());
+        assert_eq!(pages.bytes(PAGE + 30, 2), [0xeb, 8]);
+    }
+
+    #[test]
+    fn other_instructions_than_the_files_stay_as_they_are() {
+        let pages = Pages::new();
+        let before = pages.bytes(0, Pages::SIZE).to_vec();
+        let error = write_all(&pages.changes(PAGE + 30)).unwrap_err();
+        assert_eq!(error, "its instructions are not those of its file");
+        assert!(pages.bytes(0, Pages::SIZE) == before, "one of two calls was changed");
+    }
+}

@@ -5,7 +5,8 @@ use std::ffi::OsStr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use guest_driver::program_file::{self, Obstacle};
+use guest_driver::go_program::{self, Door, NoDoor};
+use guest_driver::program_file;
 
 use crate::error::NoProgram;
 
@@ -13,7 +14,7 @@ use crate::error::NoProgram;
 ///
 /// # Errors
 /// [`NoProgram`]; the first of several files with the name counts.
-pub(super) fn find(name: &OsStr) -> Result<PathBuf, NoProgram> {
+pub(crate) fn find(name: &OsStr) -> Result<PathBuf, NoProgram> {
     let judge = |path: PathBuf| match path.metadata() {
         Err(_) => Err(NoProgram::NotFound),
         Ok(data) if data.is_dir() => Err(NoProgram::Directory),
@@ -36,10 +37,21 @@ pub(super) fn find(name: &OsStr) -> Result<PathBuf, NoProgram> {
     Err(why)
 }
 
-/// Why the library cannot be loaded into a program. An unreadable file is no obstacle: the watcher
-/// reports whether the library was loaded.
-pub(super) fn obstacle(program: &Path) -> Option<Obstacle> {
-    program_file::obstacle(program, |name| find(name).ok()).and_then(Result::err)
+/// Why the library cannot be loaded into a program, or would miss its calls. An unreadable file is no
+/// obstacle: the watcher reports whether the library was loaded.
+pub(crate) fn obstacle(program: &Path) -> Option<NoDoor> {
+    door(program).and_then(Result::err)
+}
+
+/// The door of a program to the library, by the program's file.
+pub(crate) fn door(program: &Path) -> Option<Result<Door, NoDoor>> {
+    go_program::door(program, |name| find(name).ok())
+}
+
+/// Why the library cannot replace the program's calls of libc.
+pub(super) fn obstacle_for_libc(program: &Path) -> Option<String> {
+    let obstacle = program_file::obstacle(program, |name| find(name).ok());
+    obstacle.and_then(Result::err).map(|obstacle| obstacle.to_string())
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 //! `smc run`: runs a program with its TCP sockets on SMC.
 
 mod device;
-mod inspect;
+pub(crate) mod inspect;
 mod io_uring;
 mod kernel;
 mod library;
@@ -178,12 +178,16 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode, CliError> {
         .map_err(|why| CliError::NoProgram { program: name.to_string_lossy().into(), why })?;
     let mut command = Command::new(&program);
     command.arg0(name).args(rest);
-    let prepared = match inspect::obstacle(&program) {
-        Some(obstacle) => Err(obstacle.to_string()),
-        None => library::find().map_err(|missing| missing.to_string()),
-    };
     let by_kernel = kernel::is_chosen(args)
         .map_err(|why| CliError::Run { program: name.to_string_lossy().into(), why })?;
+    let obstacle = match by_kernel {
+        true => inspect::obstacle_for_libc(&program),
+        false => inspect::obstacle(&program).map(|obstacle| obstacle.to_string()),
+    };
+    let prepared = match obstacle {
+        Some(obstacle) => Err(obstacle),
+        None => library::find().map_err(|missing| missing.to_string()),
+    };
     if by_kernel {
         let lacks = crate::kernel::obstacle().filter(|_| args.strict);
         let prepared = lacks.map_or(prepared, Err);
