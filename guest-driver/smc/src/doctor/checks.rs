@@ -1,15 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The checks.
 
+use std::ffi::OsStr;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
+use guest_driver::go_program::Door;
 use smc_rendezvous::Rendezvous;
 use smc_settings::{Place, PlaceReport};
 use virtio_ism::transport::pci::{self, Binding};
 
 use super::{Finding, Status, limits};
 use crate::access::{self, Obstacle};
+use crate::run::inspect;
 use crate::{kernel, paths};
 
 /// The checks, in the order of need.
@@ -22,6 +25,25 @@ pub(super) fn all() -> Vec<Finding> {
     findings.push(kernel_smc());
     findings.extend(limits::all());
     findings
+}
+
+/// The door of a program to the library of `smc run`.
+pub(super) fn program(name: &OsStr) -> Finding {
+    let of = |status, says: &str| {
+        Finding::new("program", status, format!("{}: {says}", name.to_string_lossy()))
+    };
+    let path = match inspect::find(name) {
+        Ok(path) => path,
+        Err(why) => return of(Status::No, &why.to_string()),
+    };
+    match inspect::door(&path) {
+        Some(Ok(Door::Libc)) => of(Status::Ok, "smc run replaces its calls of libc"),
+        Some(Ok(Door::SystemCalls)) => {
+            of(Status::Ok, "it is written in Go, and smc run takes over its system calls")
+        }
+        Some(Err(why)) => of(Status::No, &format!("stays on TCP under smc run: {why}")),
+        None => of(Status::Broken, "the file does not tell whether smc run reaches it"),
+    }
 }
 
 fn kernel() -> Finding {
@@ -224,5 +246,22 @@ fn kernel_smc() -> Finding {
             Finding::new(NAME, Status::Ok, says).carries_bytes()
         }
         Err(error) => Finding::new(NAME, Status::Broken, format!("its enterprise ids: {error}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_door_of_a_program_is_named() {
+        let of = |name: &str| program(OsStr::new(name));
+        let shell = of("sh");
+        assert_eq!(
+            (shell.status, shell.says.as_str()),
+            (Status::Ok, "sh: smc run replaces its calls of libc")
+        );
+        assert_eq!(of("/etc/passwd").status, Status::No);
+        assert_eq!(of("no-such-program").status, Status::No);
     }
 }

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! `smc doctor`: the resources of this machine for SMC, and commands to set up the rest.
 
+use std::ffi::OsString;
+
 use clap::Args;
 use serde::Serialize;
 
@@ -28,6 +30,10 @@ pub(crate) struct DoctorArgs {
     /// Print JSON: an object with a list of findings.
     #[arg(long)]
     json: bool,
+
+    /// Check a program as well: by which door "smc run" would reach its connections.
+    #[arg(value_hint = clap::ValueHint::CommandName)]
+    program: Option<OsString>,
 }
 
 /// Whether a resource can be used.
@@ -84,7 +90,8 @@ impl Finding {
 /// # Errors
 /// Standard output cannot be written.
 pub(crate) fn run(args: &DoctorArgs) -> Result<bool, CliError> {
-    let findings = checks::all();
+    let mut findings = checks::all();
+    findings.extend(args.program.as_deref().map(checks::program));
     let able = findings.iter().any(|finding| finding.carries);
     let text = match args.json {
         true => format!("{}\n", serde_json::json!({ "smc": able, "findings": findings })),
