@@ -115,25 +115,75 @@ fn hyper_and_reqwest() {
     .run(&net);
 }
 
-/// Programs in Go make system calls themselves, even programs with libc. `smc run` prints a message
-/// and leaves these programs on TCP, where they work.
+/// Builds a program in Go, of one file. Programs of cgo are linked dynamically.
+fn build_go(dir: &TestDir, source: &str, cgo: bool) -> String {
+    let code = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/code")).join(source);
+    let program = dir.path(format!("{source}.{cgo}"));
+    let mut build = Command::new("go");
+    build.args(["build", "-o"]).arg(&program).arg(code);
+    build.env("CGO_ENABLED", if cgo { "1" } else { "0" }).env("GOCACHE", dir.path("cache"));
+    compile(build.env("GOFLAGS", "-mod=mod").current_dir(dir));
+    assert_eq!(is_dynamic(&program), cgo);
+    program.display().to_string()
+}
+
+/// The system calls of a dynamic program are taken over. `smc run` prints a message about a static one,
+/// and leaves the program on TCP.
 #[test]
 #[ignore = "tests/programs.sh installs the programs and runs it"]
-fn go_stays_on_tcp() {
+fn go_web() {
     if !are_installed("Go", &["go"]) {
         return;
     }
     let net = Net::new();
     let dir = TestDir::for_programs();
-    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/code/web.go");
-    for (name, cgo) in [("Go, HTTP, static", "0"), ("Go, HTTP, dynamic", "1")] {
-        let program = dir.path(format!("web{cgo}"));
-        let mut build = Command::new("go");
-        build.args(["build", "-o"]).arg(&program).arg(source);
-        build.env("CGO_ENABLED", cgo).env("GOCACHE", dir.path("cache")).env("GOFLAGS", "-mod=mod");
-        compile(build.current_dir(&dir));
-        assert_eq!(is_dynamic(&program), cgo == "1");
-        web(name, &[], &program.display().to_string(), ":", Carried::Never, &net);
+    // No other machine than x86-64 has the door for dynamic programs.
+    let dynamic = if cfg!(target_arch = "x86_64") { Carried::Both } else { Carried::Never };
+    for (name, cgo, carried) in
+        [("Go, HTTP, static", false, Carried::Never), ("Go, HTTP, dynamic", true, dynamic)]
+    {
+        web(name, &[], &build_go(&dir, "web.go", cgo), ":", carried, &net);
+    }
+}
+
+/// Each byte is checked while garbage is collected, goroutines are preempted, signals come and children
+/// are executed. Python at the other end uses libc.
+#[cfg(target_arch = "x86_64")]
+#[test]
+#[ignore = "tests/programs.sh installs the programs and runs it"]
+fn go_checked() {
+    if !are_installed("Go and Python", &["go", "python3"]) {
+        return;
+    }
+    let net = Net::new();
+    let dir = TestDir::for_programs();
+    let go = build_go(&dir, "checked.go", true);
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/code/checked.py");
+    let python = format!("python3 {script}");
+    for (name, server, client, requests) in [
+        ("Go, every byte", &go, &go, times(10_000, 100_000)),
+        ("Go, client in Python", &go, &python, 3000),
+        ("Go, server in Python", &python, &go, 3000),
+    ] {
+        let server = |place: &Place| {
+            let Place { address, port, .. } = place;
+            Program::new(format!("{server} serve {address}:{port}"))
+        };
+        let client = |place: &Place| {
+            let Place { address, port, .. } = place;
+            Program::new(format!("{client} ask {address}:{port} 20 {requests}"))
+        };
+        Case {
+            name,
+            needs: &[],
+            server: &server,
+            client: &client,
+            figure: &|text| after(text, "per second:"),
+            seen_by: None,
+            carried: Carried::Both,
+            wanted: 0.9,
+        }
+        .run(&net);
     }
 }
 

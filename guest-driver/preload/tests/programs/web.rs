@@ -179,3 +179,21 @@ fn lighttpd() {
     };
     web("lighttpd", &["lighttpd"], &server, Carried::Both, &net);
 }
+
+/// Caddy is a program in Go, whose system calls are taken over on x86-64.
+#[test]
+#[ignore = "tests/programs.sh installs the programs and runs it"]
+fn caddy() {
+    let net = Net::new();
+    let server = |place: &Place| {
+        let Place { address, port, dir } = place;
+        let here = dir.display();
+        std::fs::write(dir.join("only_files"), "").unwrap();
+        format!(
+            "env XDG_DATA_HOME={here} XDG_CONFIG_HOME={here} caddy file-server --root {here} \
+             --listen {address}:{port}"
+        )
+    };
+    let carried = if cfg!(target_arch = "x86_64") { Carried::Both } else { Carried::Never };
+    web("Caddy", &["caddy"], &server, carried, &net);
+}
