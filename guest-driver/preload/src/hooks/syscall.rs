@@ -12,7 +12,9 @@ use super::{
 use crate::config;
 use crate::hooks::within::within;
 use crate::sys::raw::{self, Errno};
-use crate::sys::user_memory::{errno, libc_result, set_errno};
+use crate::sys::user_memory::libc_result;
+#[cfg(target_arch = "x86_64")]
+use crate::sys::user_memory::{errno, set_errno};
 
 /// Converts arguments to the types of a hook's parameters, and calls it.
 macro_rules! call {
