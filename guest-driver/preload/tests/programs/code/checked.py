@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 """The echo server and client of checked.go, in Python."""
 import os
 import socket
