@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::Stack;
-use super::offers::Offer;
+use super::offers::{Offer, Source};
 use super::stack::{Current, buffer_of};
 use super::stream::SmcStream;
 use crate::handshake::server::{ServerHandshake, ServerParams};
@@ -30,6 +30,8 @@ pub struct Incoming {
     /// `None`: the handshake has ended.
     tcp: Option<TcpStream>,
     handshake: ServerHandshake,
+    /// The client's location, if the caller knows it: the kernel need not be asked.
+    source: Option<Source>,
     /// Counts the handshake while it holds memory for a client without a Confirm.
     offer: Option<Offer>,
     /// Bytes of the own DMB.
@@ -42,7 +44,8 @@ impl Incoming {
     /// yet.
     pub fn new(stack: &Arc<Stack>, tcp: TcpStream, first_bytes: FirstBytes) -> Incoming {
         stack.sweep();
-        Self::begin(stack, tcp, ServerHandshake::new(first_bytes, stack.config().detect_timeout))
+        let handshake = ServerHandshake::new(first_bytes, stack.config().detect_timeout);
+        Self::begin(stack, tcp, handshake, None)
     }
 
     /// Declines the Proposal of a client with its first bytes received, because descriptors or threads
@@ -76,8 +79,8 @@ impl Incoming {
         Ok(())
     }
 
-    /// Begins by the verdict of the stack's peer discovery.
-    pub(super) fn accepted(stack: &Arc<Stack>, tcp: TcpStream) -> Incoming {
+    /// Begins by the verdict of the stack's peer discovery, with a client of this source.
+    pub(super) fn accepted(stack: &Arc<Stack>, tcp: TcpStream, source: Source) -> Incoming {
         let config = stack.config();
         let handshake = match stack.peer_discovery().accepted(&tcp) {
             ServerAction::AwaitProposal if stack.peer_discovery().mode() == Mode::Required => {
@@ -91,12 +94,17 @@ impl Incoming {
             }
             ServerAction::UseTcp => ServerHandshake::new(FirstBytes::Other, Duration::ZERO),
         };
-        Self::begin(stack, tcp, handshake)
+        Self::begin(stack, tcp, handshake, Some(source))
     }
 
-    fn begin(stack: &Arc<Stack>, tcp: TcpStream, handshake: ServerHandshake) -> Incoming {
+    fn begin(
+        stack: &Arc<Stack>,
+        tcp: TcpStream,
+        handshake: ServerHandshake,
+        source: Option<Source>,
+    ) -> Incoming {
         let buffer = stack.buffer_len();
-        Incoming { stack: stack.clone(), tcp: Some(tcp), handshake, offer: None, buffer }
+        Incoming { stack: stack.clone(), tcp: Some(tcp), handshake, source, offer: None, buffer }
     }
 
     /// Like [`Outgoing::limit_buffer`](super::Outgoing::limit_buffer).
@@ -191,13 +199,15 @@ impl Incoming {
             buffer: self.buffer,
             message_timeout: self.stack.config().clc_timeout,
         };
-        if self.offer.is_none() && !self.stack.offers().has_room(tcp) {
+        let source = || self.source.or_else(|| Source::of_stream(tcp));
+        if self.offer.is_none() && !self.stack.offers().has_room(source) {
             // Without a device the Proposal is declined.
             (params.fabrics, params.rdma) = (&none, None);
         }
         let mut result = self.handshake.advance(tcp, &params, drain);
         if self.offer.is_none() && self.handshake.has_accepted() {
-            self.offer = self.stack.offers().add(tcp);
+            // Without a source the client has gone.
+            self.offer = source().map(|source| self.stack.offers().add(source));
         }
         if matches!(result, Ok(None)) && Instant::now() >= self.handshake.deadline() {
             result = self.handshake.expire(tcp, &params);

@@ -406,8 +406,8 @@ impl SmcListener {
         let key = pending.next;
         pending.next = (pending.next + 1) % TIMER;
         let (registered, llc_registered, no_news) = Default::default();
-        let incoming = Incoming::accepted(&self.stack, tcp);
         let source = Source::of(addr.ip());
+        let incoming = Incoming::accepted(&self.stack, tcp, source);
         let entry = Entry { incoming, addr, source, registered, llc_registered, no_news };
         pending.handshakes.insert(key, entry);
         pending.unregistered.push(key);

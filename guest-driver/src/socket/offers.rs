@@ -28,7 +28,7 @@ impl Source {
     }
 
     /// The source of a connection with its peer still there.
-    fn of_stream(tcp: &TcpStream) -> Option<Source> {
+    pub(super) fn of_stream(tcp: &TcpStream) -> Option<Source> {
         tcp.peer_addr().ok().map(|addr| Source::of(addr.ip()))
     }
 }
@@ -54,23 +54,19 @@ impl ForkLocks for Offers {
 }
 
 impl Offers {
-    /// Whether there is room for one more client of this connection's source.
-    pub(super) fn has_room(&self, tcp: &TcpStream) -> bool {
+    /// Whether there is room for one more client of a source.
+    pub(super) fn has_room(&self, source: impl FnOnce() -> Option<Source>) -> bool {
         // Mostly there are so few clients that their sources do not matter.
         self.all.load(Ordering::Relaxed) < MAX_OFFERS
-            || Source::of_stream(tcp).is_some_and(|source| self.of(source) < MAX_OFFERS)
+            || source().is_some_and(|source| self.of(source) < MAX_OFFERS)
     }
 
     fn of(&self, source: Source) -> usize {
         lock(&self.by_source).get(&source).copied().unwrap_or(0)
     }
 
-    /// Counts one client until the result is dropped; `None`: the client has gone.
-    pub(super) fn add(self: &Arc<Offers>, tcp: &TcpStream) -> Option<Offer> {
-        Source::of_stream(tcp).map(|source| self.add_from(source))
-    }
-
-    fn add_from(self: &Arc<Offers>, source: Source) -> Offer {
+    /// Counts one client of a source until the result is dropped.
+    pub(super) fn add(self: &Arc<Offers>, source: Source) -> Offer {
         self.all.fetch_add(1, Ordering::Relaxed);
         *lock(&self.by_source).entry(source).or_default() += 1;
         Offer { offers: self.clone(), source }
@@ -100,12 +96,13 @@ mod tests {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let tcp = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let other = Source::of("10.0.0.1".parse().unwrap());
-        let others: Vec<_> = (0..MAX_OFFERS).map(|_| offers.add_from(other)).collect();
-        assert!(offers.has_room(&tcp), "those are of another source");
-        let mut mine: Vec<_> = (0..MAX_OFFERS).map(|_| offers.add(&tcp).unwrap()).collect();
-        assert!(!offers.has_room(&tcp));
+        let others: Vec<_> = (0..MAX_OFFERS).map(|_| offers.add(other)).collect();
+        let source = || Source::of_stream(&tcp);
+        assert!(offers.has_room(source), "those are of another source");
+        let mut mine: Vec<_> = (0..MAX_OFFERS).map(|_| offers.add(source().unwrap())).collect();
+        assert!(!offers.has_room(source));
         mine.pop();
-        assert!(offers.has_room(&tcp));
+        assert!(offers.has_room(source));
         drop((mine, others));
         assert_eq!(offers.all.load(Ordering::Relaxed), 0);
         assert!(lock(&offers.by_source).is_empty());
