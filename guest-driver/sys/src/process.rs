@@ -6,9 +6,16 @@ use std::ffi::{CStr, OsStr};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
+/// A resource with a limit. The type of this number is libc's.
+#[cfg(target_env = "gnu")]
+pub(crate) type Resource = libc::__rlimit_resource_t;
+/// A resource with a limit. The type of this number is libc's.
+#[cfg(not(target_env = "gnu"))]
+pub(crate) type Resource = libc::c_int;
+
 /// The limit of a resource (`RLIMIT_FSIZE` and the like); `None`: there is none, or the kernel does not
 /// tell.
-pub fn resource_limit(resource: libc::__rlimit_resource_t) -> Option<u64> {
+pub fn resource_limit(resource: Resource) -> Option<u64> {
     let mut limit = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: libc::RLIM_INFINITY };
     // SAFETY: the limit is valid until the call returns.
     let asked = unsafe { libc::getrlimit(resource, &raw mut limit) };
@@ -16,14 +23,14 @@ pub fn resource_limit(resource: libc::__rlimit_resource_t) -> Option<u64> {
 }
 
 /// Both limits of a resource; `None`: the kernel does not tell.
-pub(crate) fn limit_of(resource: libc::__rlimit_resource_t) -> Option<libc::rlimit> {
+pub(crate) fn limit_of(resource: Resource) -> Option<libc::rlimit> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: the limit is valid until the call returns.
     (unsafe { libc::getrlimit(resource, &raw mut limit) } == 0).then_some(limit)
 }
 
 /// Sets the limits of a resource. `false`: the kernel refuses.
-pub(crate) fn set_limit(resource: libc::__rlimit_resource_t, limit: libc::rlimit) -> bool {
+pub(crate) fn set_limit(resource: Resource, limit: libc::rlimit) -> bool {
     // SAFETY: the limit is valid until the call returns.
     unsafe { libc::setrlimit(resource, &raw const limit) == 0 }
 }

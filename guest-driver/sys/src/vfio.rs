@@ -17,20 +17,20 @@ use thiserror::Error;
 
 use super::SharedMem;
 
-const fn request(number: u32) -> u32 {
+const fn request(number: libc::Ioctl) -> libc::Ioctl {
     // _IO(';', 100 + number)
-    (';' as u32) << 8 | (100 + number)
+    (';' as libc::Ioctl) << 8 | (100 + number)
 }
 
-const GET_API_VERSION: u32 = request(0);
-const CHECK_EXTENSION: u32 = request(1);
-const SET_IOMMU: u32 = request(2);
-const GROUP_GET_STATUS: u32 = request(3);
-const GROUP_SET_CONTAINER: u32 = request(4);
-const GROUP_GET_DEVICE_FD: u32 = request(6);
-const DEVICE_GET_REGION_INFO: u32 = request(8);
-const DEVICE_GET_IRQ_INFO: u32 = request(9);
-const DEVICE_SET_IRQS: u32 = request(10);
+const GET_API_VERSION: libc::Ioctl = request(0);
+const CHECK_EXTENSION: libc::Ioctl = request(1);
+const SET_IOMMU: libc::Ioctl = request(2);
+const GROUP_GET_STATUS: libc::Ioctl = request(3);
+const GROUP_SET_CONTAINER: libc::Ioctl = request(4);
+const GROUP_GET_DEVICE_FD: libc::Ioctl = request(6);
+const DEVICE_GET_REGION_INFO: libc::Ioctl = request(8);
+const DEVICE_GET_IRQ_INFO: libc::Ioctl = request(9);
+const DEVICE_SET_IRQS: libc::Ioctl = request(10);
 
 const API_VERSION: i32 = 0;
 const NOIOMMU: i32 = 8;
@@ -273,27 +273,25 @@ fn failed(what: &str) -> impl FnOnce(io::Error) -> VfioError {
 }
 
 /// Makes a request with a number as its argument.
-fn call(file: &File, request: u32, argument: i32) -> io::Result<i32> {
+fn call(file: &File, request: libc::Ioctl, argument: i32) -> io::Result<i32> {
     // SAFETY: the requests with a number (`GET_API_VERSION`, `CHECK_EXTENSION`, `SET_IOMMU`) touch no
     // memory of this process.
-    check(unsafe { libc::ioctl(file.as_raw_fd(), request.into(), libc::c_long::from(argument)) })
+    check(unsafe { libc::ioctl(file.as_raw_fd(), request, libc::c_long::from(argument)) })
 }
 
 /// Makes a request with a structure as its argument, read and maybe filled by the kernel.
-fn exchange<T>(file: &File, request: u32, argument: &mut T) -> io::Result<i32> {
+fn exchange<T>(file: &File, request: libc::Ioctl, argument: &mut T) -> io::Result<i32> {
     // SAFETY: every caller passes the structure of the request, with its size in `argsz` where the request
     // has one; the structure is borrowed for the call and all bit patterns are values of its fields.
     check(unsafe {
-        libc::ioctl(file.as_raw_fd(), request.into(), std::ptr::from_mut(argument).cast::<u8>())
+        libc::ioctl(file.as_raw_fd(), request, std::ptr::from_mut(argument).cast::<u8>())
     })
 }
 
 fn get_device(group: &File, name: &str) -> io::Result<File> {
     let name = CString::new(name)?;
     // SAFETY: `name` is a terminated string, alive for the call and only read.
-    let raw = check(unsafe {
-        libc::ioctl(group.as_raw_fd(), GROUP_GET_DEVICE_FD.into(), name.as_ptr())
-    })?;
+    let raw = check(unsafe { libc::ioctl(group.as_raw_fd(), GROUP_GET_DEVICE_FD, name.as_ptr()) })?;
     // SAFETY: the kernel has just made this descriptor for this call; no other code has it.
     Ok(unsafe { OwnedFd::from_raw_fd(raw) }.into())
 }

@@ -134,7 +134,8 @@ fn broker_calls() -> Result<Rules, SandboxError> {
 
 /// Requests of ioctl(2), beside those of guest memory: for nonblocking sockets and to recognise a
 /// terminal.
-const IOCTLS: [u64; 3] = [libc::FIONBIO, libc::TCGETS, libc::FIOCLEX];
+#[allow(clippy::unnecessary_cast, reason = "with musl the requests are numbers of 32 bits")]
+const IOCTLS: [u64; 3] = [libc::FIONBIO as u64, libc::TCGETS as u64, libc::FIOCLEX as u64];
 
 /// Commands of fcntl(2), without commands to make the kernel signal a process or lease a file.
 const FCNTLS: [i32; 7] = [
