@@ -43,15 +43,15 @@ const MAX_SMC: u64 = 14 << 20;
 pub(crate) struct Args {
     /// Only the tarball, which needs no tools of Debian.
     #[arg(long)]
-    tarball: bool,
+    pub(crate) tarball: bool,
 
     /// RPM packages, too.
     #[arg(long, conflicts_with = "tarball")]
-    rpm: bool,
+    pub(crate) rpm: bool,
 
     /// Install missing Debian packages, as root. CI=true says the same.
     #[arg(long)]
-    install_deps: bool,
+    pub(crate) install_deps: bool,
 }
 
 /// Runs the task, and prints the paths of its results.
@@ -60,51 +60,72 @@ pub(crate) struct Args {
 /// Tools are missing, a build fails, or lintian reports a fault.
 pub(crate) fn run(args: &Args, root: &Path) -> Result<ExitCode, ToolError> {
     let root = fs::canonicalize(root).map_err(at(root))?;
+    print(&make(args, &root, &target(&root), None)?)
+}
+
+/// Prints paths with the sizes of the files.
+pub(crate) fn print(files: &[PathBuf]) -> Result<ExitCode, ToolError> {
+    for path in files {
+        let size = fs::metadata(path).map_err(at(path))?.len();
+        println!("{} ({} KiB)", path.display(), size.div_ceil(1024));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// cargo's directory for results.
+pub(crate) fn target(root: &Path) -> PathBuf {
+    std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from)
+}
+
+/// Makes the packages below `target`, with other flags for rustc if any.
+///
+/// # Errors
+/// Tools are missing, a build fails, or lintian reports a fault.
+pub(crate) fn make(
+    args: &Args,
+    root: &Path,
+    target: &Path,
+    flags: Option<&str>,
+) -> Result<Vec<PathBuf>, ToolError> {
     if !args.tarball {
         let rpm = RPM_TOOLS.iter().filter(|_| args.rpm);
         let needed: Vec<_> = TOOLS.iter().chain(rpm).copied().collect();
         tools(&needed, args.install_deps || tool::is_true("CI"))?;
     }
-    let target =
-        std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
     // The leftovers of an interrupted run are no package.
     let (place, finished) = (target.join("package.new"), target.join("package"));
     remove(&place)?;
     let build = place.join("build");
     let tree = build.join("tree");
     eprintln!("building the programs");
-    make_tree(&root, &target.join("release"), &tree)?;
+    build_programs(root, target, flags)?;
+    make_tree(root, &target.join("release"), &tree)?;
     let mut made = Vec::new();
     if !args.tarball {
         eprintln!("packing for Debian, in some minutes: {}", place.join("debian.log").display());
         // debhelper makes packages of the debug information, and strips copies.
-        made.extend(debian(&root, &build, &place)?);
+        made.extend(debian(root, &build, &place)?);
     }
     eprintln!("packing the archive");
     strip(&tree)?;
     made.push(tarball(&tree, &place)?);
     if args.rpm {
         eprintln!("packing for rpm: {}", place.join("rpm.log").display());
-        made.extend(rpm(&root, &build, &tree, &place)?);
+        made.extend(rpm(root, &build, &tree, &place)?);
     }
     remove(&finished)?;
     fs::rename(&place, &finished).map_err(at(&finished))?;
-    for path in made {
-        let path = finished.join(path.strip_prefix(&place).unwrap_or(&path));
-        let size = fs::metadata(&path).map_err(at(&path))?.len();
-        println!("{} ({} KiB)", path.display(), size.div_ceil(1024));
-    }
-    Ok(ExitCode::SUCCESS)
+    Ok(made.iter().map(|path| finished.join(path.strip_prefix(&place).unwrap_or(path))).collect())
 }
 
-fn remove(directory: &Path) -> Result<(), ToolError> {
+pub(crate) fn remove(directory: &Path) -> Result<(), ToolError> {
     match directory.exists() {
         true => fs::remove_dir_all(directory).map_err(at(directory)),
         false => Ok(()),
     }
 }
 
-fn tools(needed: &[(&str, &str)], install: bool) -> Result<(), ToolError> {
+pub(crate) fn tools(needed: &[(&str, &str)], install: bool) -> Result<(), ToolError> {
     let missing = || -> Vec<String> {
         let missing = needed.iter().filter(|(program, _)| !packages::has_program(program));
         missing.map(|(_, package)| (*package).to_owned()).collect()
@@ -208,15 +229,26 @@ fn files(root: &Path, release: &Path) -> [(PathBuf, &'static str, u32); 22] {
     ]
 }
 
-/// Builds the programs, and lays out the files for installation below a prefix.
-fn make_tree(root: &Path, release: &Path, tree: &Path) -> Result<(), ToolError> {
+/// A build by cargo in release mode.
+pub(crate) fn cargo_build(root: &Path, target: &Path, flags: Option<&str>) -> Command {
     let mut build = Command::new(std::env::var_os("CARGO").unwrap_or("cargo".into()));
-    // With the features of the whole workspace, like other builds.
-    build.current_dir(root).args(["build", "--release", "--workspace", "--lib"]);
-    build.args(["--bin", "smc", "--bin", "vhost-device-ism", "--bin", "smc-device-plugin"]);
-    build.env("SMC_VERSION", version(root));
-    tool::succeed(&mut build)?;
+    build.current_dir(root).args(["build", "--release"]).env("SMC_VERSION", version(root));
+    build.env("CARGO_TARGET_DIR", target);
+    if let Some(flags) = flags {
+        build.env("CARGO_ENCODED_RUSTFLAGS", flags);
+    }
+    build
+}
 
+fn build_programs(root: &Path, target: &Path, flags: Option<&str>) -> Result<(), ToolError> {
+    let mut build = cargo_build(root, target, flags);
+    // With the features of the whole workspace, like other builds.
+    build.args(["--workspace", "--lib", "--bin", "smc", "--bin", "vhost-device-ism"]);
+    tool::succeed(build.args(["--bin", "smc-device-plugin"]))
+}
+
+/// Lays out the files for installation below a prefix.
+fn make_tree(root: &Path, release: &Path, tree: &Path) -> Result<(), ToolError> {
     for (from, to, mode) in files(root, release) {
         let to = tree.join(to);
         let directory = to.parent().unwrap_or(tree);
@@ -263,7 +295,7 @@ fn completions(tree: &Path, smc: &Path) -> Result<(), ToolError> {
 }
 
 /// Files of the tree with debug information.
-const PROGRAMS: [&str; 5] = [
+pub(crate) const PROGRAMS: [&str; 5] = [
     "bin/smc",
     "bin/vhost-device-ism",
     "libexec/smc-device-plugin",
@@ -318,7 +350,7 @@ fn pkg_config(root: &Path) -> Result<String, ToolError> {
     Ok(text.replace("@version@", env!("CARGO_PKG_VERSION")))
 }
 
-fn write(path: &Path, text: &str) -> Result<(), ToolError> {
+pub(crate) fn write(path: &Path, text: &str) -> Result<(), ToolError> {
     let directory = path.parent().unwrap_or(path);
     fs::create_dir_all(directory).map_err(at(directory))?;
     fs::write(path, text).map_err(at(path))
@@ -336,7 +368,7 @@ fn tarball(tree: &Path, place: &Path) -> Result<PathBuf, ToolError> {
 }
 
 /// When this was made, for files: the time of the last commit, or SOURCE_DATE_EPOCH.
-fn epoch() -> String {
+pub(crate) fn epoch() -> String {
     std::env::var("SOURCE_DATE_EPOCH").ok().unwrap_or_else(|| {
         let mut git = Command::new("git");
         git.args(["log", "-1", "--format=%ct"]);
@@ -421,7 +453,7 @@ fn succeed_quietly(mut command: Command, log: &Path) -> Result<(), ToolError> {
 }
 
 /// The files in a directory whose names end so, by name.
-fn files_of(place: &Path, end: &str) -> Result<Vec<PathBuf>, ToolError> {
+pub(crate) fn files_of(place: &Path, end: &str) -> Result<Vec<PathBuf>, ToolError> {
     let entries = fs::read_dir(place).map_err(at(place))?;
     let mut files: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
     files.retain(|path| path.extension().is_some_and(|own| own == end));

@@ -11,7 +11,9 @@ use serde_json::Value;
 
 use crate::tool::{self, ToolError};
 
-const INSTALLED: [&str; 4] = ["smc-c", "smc-cli", "smc-preload", "vhost-device-ism"];
+/// The packages of the programs and libraries to install.
+pub(crate) const INSTALLED: [&str; 5] =
+    ["smc-c", "smc-cli", "smc-device-plugin", "smc-preload", "vhost-device-ism"];
 
 /// A text with each library, its licence, and the files passed on as demanded by its licence. A file of
 /// several libraries is listed once.
@@ -19,14 +21,7 @@ const INSTALLED: [&str; 4] = ["smc-c", "smc-cli", "smc-preload", "vhost-device-i
 /// # Errors
 /// cargo does not list the libraries.
 pub(crate) fn licences(root: &Path) -> Result<String, ToolError> {
-    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or("cargo".into()));
-    cargo.current_dir(root).args(["metadata", "--format-version=1", "--locked"]);
-    // Otherwise libraries for other systems would have to be present, too.
-    cargo.arg(format!("--filter-platform={}-unknown-linux-gnu", std::env::consts::ARCH));
-    let wrong =
-        |what: &str| ToolError::Answer { program: "cargo metadata".into(), what: what.into() };
-    let metadata: Value =
-        serde_json::from_str(&tool::output(cargo)?).map_err(|error| wrong(&error.to_string()))?;
+    let metadata = metadata(root)?;
     let packages = metadata["packages"].as_array().ok_or_else(|| wrong("names no packages"))?;
     let by_id: BTreeMap<&str, &Value> =
         packages.iter().filter_map(|package| Some((package["id"].as_str()?, package))).collect();
@@ -56,8 +51,24 @@ pub(crate) fn licences(root: &Path) -> Result<String, ToolError> {
     Ok(text)
 }
 
+fn wrong(what: &str) -> ToolError {
+    ToolError::Answer { program: "cargo metadata".into(), what: what.into() }
+}
+
+/// All packages of the workspace's build for this machine, as cargo lists them.
+///
+/// # Errors
+/// cargo does not list the packages.
+pub(crate) fn metadata(root: &Path) -> Result<Value, ToolError> {
+    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or("cargo".into()));
+    cargo.current_dir(root).args(["metadata", "--format-version=1", "--locked"]);
+    // Otherwise libraries for other systems would have to be present, too.
+    cargo.arg(format!("--filter-platform={}-unknown-linux-gnu", std::env::consts::ARCH));
+    serde_json::from_str(&tool::output(cargo)?).map_err(|error| wrong(&error.to_string()))
+}
+
 /// The ids of the packages in the programs.
-fn used(metadata: &Value) -> BTreeSet<&str> {
+pub(crate) fn used(metadata: &Value) -> BTreeSet<&str> {
     let nodes = metadata["resolve"]["nodes"].as_array().map_or(&[][..], Vec::as_slice);
     let by_id: BTreeMap<&str, &Value> =
         nodes.iter().filter_map(|node| Some((node["id"].as_str()?, node))).collect();
