@@ -6,6 +6,7 @@
 //! - [`artifacts`]: parts of the virtual machines; [`cache`] keeps them.
 //! - [`packages`]: the needed Debian packages; [`programs`] names the programs of guests.
 //! - [`package`]: `cargo xtask package`, packages of the programs; [`third_party`] lists licences.
+//! - [`release`]: `cargo xtask release`, all files of a release, with their checksums and a signature.
 //! - [`image`]: the guests' initramfs; [`cpio`] is its format.
 //! - [`tool`]: runs other programs, and reports the reasons of failures.
 //! - [`uml`]: `cargo xtask uml`, the kernel's driver under user-mode Linux.
@@ -28,6 +29,7 @@ mod packages;
 mod pages;
 mod programs;
 mod protocol_map;
+mod release;
 mod siege;
 mod site;
 mod third_party;
@@ -63,6 +65,9 @@ enum Task {
     /// Build Debian packages and a tarball.
     #[command(long_about = package::LONG_ABOUT)]
     Package(package::Args),
+    /// Build all files of a release, with checksums and a signature.
+    #[command(long_about = release::LONG_ABOUT)]
+    Release(release::Args),
     /// Build the documents as a site, and look at its links.
     #[command(long_about = site::LONG_ABOUT)]
     Site,
@@ -80,6 +85,7 @@ fn main() -> ExitCode {
         Task::Uml(args) => uml::run(&args, &root).map_err(|error| error.to_string()),
         Task::Siege(args) => siege::run(&args, &root).map_err(|error| error.to_string()),
         Task::Package(args) => package::run(&args, &root).map_err(|error| error.to_string()),
+        Task::Release(args) => release::run(&args, &root).map_err(|error| error.to_string()),
         Task::Site => site::run(&root).map_err(|error| error.to_string()),
         Task::Dependencies => dependencies::run(&root).map_err(|error| error.to_string()),
         Task::ProtocolMap => protocol_map::generate(&root)
