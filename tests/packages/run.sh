@@ -6,8 +6,8 @@
 # The RPM packages have to have the same files. That they work on a system with RPM, nothing here shows.
 #
 # It works in a root directory, a mount and a network namespace of its own. It needs root, a C compiler,
-# pkg-config, gdb, debhelper, dh-apparmor, dh-dkms, lintian, apparmor, rpm, rpmlint and mmdebstrap; a
-# missing one fails where CI is true, and is said aloud elsewhere. The root directory is made once and kept in ~/.cache.
+# pkg-config, gdb, debhelper, dh-apparmor, dh-dkms, lintian, apparmor, rpm, rpmlint, openssh-client and
+# mmdebstrap; a missing one fails where CI is true, and is said aloud elsewhere. The root directory is made once and kept in ~/.cache.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -18,13 +18,13 @@ missing() {
 }
 [ "$(id -u)" = 0 ] || missing "this is not root"
 if [ "${1:-}" != inside ]; then
-    for tool in mmdebstrap dh dh_apparmor dh_dkms lintian apparmor_parser rpmbuild rpmlint cc pkg-config gdb; do
+    for tool in mmdebstrap dh dh_apparmor dh_dkms lintian apparmor_parser rpmbuild rpmlint cc pkg-config gdb ssh-keygen; do
         command -v "$tool" >/dev/null && continue
         [ "${CI:-false}" = true ] || missing "there is no $tool"
         apt-get update -q
         DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=600 install -y -q \
             --no-install-recommends mmdebstrap debhelper dh-apparmor dh-dkms lintian apparmor rpm rpmlint gcc \
-            libc6-dev pkg-config gdb
+            libc6-dev pkg-config gdb openssh-client
         break
     done
     echo "the AppArmor profile is one, for the path of the program, by the features of AppArmor 3.0"
@@ -47,6 +47,7 @@ if [ "${1:-}" != inside ]; then
             --aptopt='APT::Install-Recommends "false"' bookworm "$image.$$.tar"
         mv "$image.$$.tar" "$image"
     fi
+    tests/packages/release.sh "$image"
     exec unshare --mount --net --pid --fork -- "$0" inside "$image" "${CARGO_TARGET_DIR:-target}/package"
 fi
 image=$2 packages=$3

@@ -1,22 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! `cargo xtask release`: all files of a release, in one directory.
 //!
+//! - [`oci`]: the container image, without a registry.
+//! - [`sbom`]: the libraries in the programs, as CycloneDX.
 //! - [`notes`]: the notes, of CHANGELOG.md.
 //! - [`sums`]: the checksums, and their signature.
 
 mod notes;
+mod oci;
+mod sbom;
 mod sums;
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
-use crate::package;
 use crate::tool::{self, ToolError, at};
+use crate::{package, third_party};
 
 pub(crate) const LONG_ABOUT: &str = "\
 Build all files of a release, in target/published: the packages for Debian and RPM, the tarball, the \
-command smc as one static program, the crates, the release notes, and the checksums of all these (SHA256SUMS).
+command smc as one static program, the crates, a container image as an archive of OCI, a list of the \
+libraries (SBOM, CycloneDX), the release notes, and the checksums of all these (SHA256SUMS).
 
 With --key the checksums are signed. The programs have no path of this machine, and files have the time of \
 the commit: two builds of one commit, by the same toolchain, are equal bit for bit. The checkout has to be \
@@ -38,6 +43,11 @@ pub(crate) struct Args {
     /// Sign the checksums: a file with a private key of SSH, or the id of a key of GnuPG.
     #[arg(long)]
     key: Option<String>,
+
+    /// Root file system of the container image, a tar archive as mmdebstrap writes it. Without it there is
+    /// no image.
+    #[arg(long, value_name = "FILE")]
+    base: Option<PathBuf>,
 
     /// A trial, in a minute: with the packages of the last "cargo xtask package" as they are, without
     /// compiling the crates, and without the static program. The checkout may have changes.
@@ -71,6 +81,15 @@ pub(crate) fn run(args: &Args, root: &Path) -> Result<ExitCode, ToolError> {
     copy_packages(&packed, &place)?;
     eprintln!("packing the crates");
     crates(root, &target.join("release-build/crates"), args.trial, &place.join("crates"))?;
+    if let Some(base) = &args.base {
+        eprintln!("packing the image");
+        oci::write(base, &packed.join("build/tree"), &place)?;
+    }
+    let metadata = third_party::metadata(root)?;
+    let lock = read(&root.join("Cargo.lock"))?.parse();
+    let lock = lock.map_err(|error: toml::de::Error| wrong("Cargo.lock", error.to_string()))?;
+    let list = sbom::of(&metadata, &lock, &date()?);
+    package::write(&place.join(format!("vhost-device-ism-{VERSION}.cdx.json")), &list)?;
     package::write(
         &place.join("release-notes.md"),
         &notes::page(&changes, VERSION, args.key.as_deref()),
@@ -87,6 +106,13 @@ fn wrong(of: &str, what: impl Into<String>) -> ToolError {
 
 fn read(path: &Path) -> Result<String, ToolError> {
     fs::read_to_string(path).map_err(at(path))
+}
+
+/// The time of the commit, in the format of RFC 3339.
+fn date() -> Result<String, ToolError> {
+    let mut date = Command::new("date");
+    date.args(["--utc", "+%Y-%m-%dT%H:%M:%SZ"]).arg(format!("--date=@{}", package::epoch()));
+    Ok(tool::output(date)?.trim().to_owned())
 }
 
 /// Builds packages and static program anew, from a commit. Returns the directory of the packages.

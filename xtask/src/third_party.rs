@@ -55,7 +55,7 @@ fn wrong(what: &str) -> ToolError {
     ToolError::Answer { program: "cargo metadata".into(), what: what.into() }
 }
 
-/// All packages of the workspace's build for this machine, as cargo lists them.
+/// The packages of the workspace's build for this machine, as cargo lists them.
 ///
 /// # Errors
 /// cargo does not list the packages.

@@ -28,7 +28,7 @@ pub(super) fn hash(path: &Path) -> Result<(String, u64), ToolError> {
     Ok((text, len))
 }
 
-/// All files of a directory and of its directories, by path.
+/// The files of a directory and of its directories, by path.
 ///
 /// # Errors
 /// A directory cannot be read.
