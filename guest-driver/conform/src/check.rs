@@ -41,7 +41,7 @@ fn of_name(message: &Message, name: &str, expected: &Value, scope: &Scope) -> Re
         };
         let is_good = judge(&got, expected, scope).map_err(|why| format!("{name}: {why}"))?;
         if !is_good {
-            let expected = expected.to_string();
+            let expected = show_expected(expected, got.len(), scope);
             return Err(format!(
                 "{}, at byte {}, is {}, expected {expected}",
                 span.name,
@@ -53,10 +53,40 @@ fn of_name(message: &Message, name: &str, expected: &Value, scope: &Scope) -> Re
     if any { Ok(()) } else { Err(format!("{} has no field {name}", message.kind.name())) }
 }
 
+/// A field for people: a number, text with its bytes, or bytes.
 fn show(bytes: &[u8]) -> String {
-    match bytes.len() {
-        0..=4 => format!("{:#x}", as_number(bytes)),
+    let number = as_number(bytes);
+    match (bytes.len(), text_of(bytes)) {
+        (0..=4, _) if number < 10 => format!("{number:#x}"),
+        (0..=4, _) => format!("{number:#x} ({number})"),
+        (_, Some(text)) => format!("{text:?} ({})", to_hex(bytes)),
         _ => to_hex(bytes),
+    }
+}
+
+/// The text spelt by the bytes of a name, without the blanks at its end.
+fn text_of(bytes: &[u8]) -> Option<&str> {
+    let text = std::str::from_utf8(bytes).ok()?.trim_end_matches(' ');
+    let is_text = text.bytes().all(|byte| byte.is_ascii_graphic() || byte == b' ');
+    (!text.is_empty() && is_text).then_some(text)
+}
+
+/// An expected value as `show` has it, with the name of a variable behind its value.
+fn show_expected(expected: &Value, len: usize, scope: &Scope) -> String {
+    match expected {
+        Value::Array(any) => {
+            let all = any.iter().map(|value| show_expected(value, len, scope));
+            all.collect::<Vec<_>>().join(" or ")
+        }
+        Value::Table(table) => match table.get("not") {
+            Some(value) if table.len() == 1 => format!("not {}", show_expected(value, len, scope)),
+            _ => expected.to_string(),
+        },
+        value => match (bytes_of(value, Some(len), scope), value.as_str()) {
+            (Ok(bytes), Some(name)) if name.starts_with('$') => format!("{}: {name}", show(&bytes)),
+            (Ok(bytes), _) => show(&bytes),
+            (Err(_), _) => value.to_string(),
+        },
     }
 }
 
@@ -251,7 +281,7 @@ mod tests {
 
     #[test]
     fn checks_that_do_not_say_which_field_and_what_it_is() {
-        let expected = "max_conns, at byte 132, is 0x20, expected 33";
+        let expected = "max_conns, at byte 132, is 0x20 (32), expected 0x21 (33)";
         // 80 base, 24 in the extension; the value of the case is in the message.
         let said = holds("max_conns = 33").unwrap_err();
         assert_eq!(said.replace("at byte 104", "at byte 132"), expected);

@@ -21,6 +21,7 @@ mod outcome;
 mod peer;
 mod rdma;
 mod report;
+mod rules;
 mod stream;
 mod suite;
 mod value;

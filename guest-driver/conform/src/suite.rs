@@ -69,7 +69,7 @@ pub struct Options<'a> {
     /// A failed case, if a busy machine may be the reason, is played again, alone, with the
     /// target's time for answers multiplied. 1: no case is played again.
     pub time_factor: u32,
-    /// Only cases whose id contains one of these.
+    /// Only cases whose id contains one of these, or is one of these without a `=` before it.
     pub only: Vec<String>,
     /// Layers to play.
     pub layers: Vec<String>,
@@ -253,7 +253,10 @@ pub fn run(
     let facts = run.find_facts()?;
     let of_target = |case: &&Case| case.role == role && case.layer != FACTS;
     let wanted = |case: &&Case| {
-        let named = |part: &String| case.id.contains(part.as_str());
+        let named = |part: &String| match part.strip_prefix('=') {
+            Some(id) => case.id == id,
+            None => case.id.contains(part.as_str()),
+        };
         options.layers.contains(&case.layer)
             && (options.only.is_empty() || options.only.iter().any(named))
     };

@@ -100,6 +100,7 @@ fn a_late_answer_counts_when_the_case_is_played_again() {
     let about = RunHeader {
         program: "test".into(),
         command: "test".into(),
+        again: String::new(),
         target: "late".into(),
         began: std::time::SystemTime::now(),
         not_tried: Vec::new(),

@@ -11,6 +11,9 @@ use crate::suite::CaseResult;
 const STYLE: &str = include_str!("page.css");
 const SCRIPT: &str = include_str!("page.js");
 
+/// Verdicts whose cases come before all others.
+const FIRST: [Verdict; 2] = [Verdict::Fail, Verdict::DeviatesAsLinux];
+
 fn class(verdict: Verdict) -> &'static str {
     match verdict {
         Verdict::Pass => "pass",
@@ -36,8 +39,18 @@ impl Report<'_> {
         );
         self.head(&mut page);
         self.filters(&mut page);
+        // The worst ones first, those with the same finding together.
+        for verdict in FIRST {
+            for (cause, cases) in self.by_cause(verdict) {
+                let _ = writeln!(page, "<section><h2>{}: {}</h2>", verdict.name(), escaped(cause));
+                for one in cases {
+                    self.case(&mut page, one);
+                }
+                page.push_str("</section>\n");
+            }
+        }
         let mut group = "";
-        for one in &self.results.results {
+        for one in self.results.results.iter().filter(|one| !FIRST.contains(&one.verdict)) {
             let own = group_of(one);
             if own != group {
                 if !group.is_empty() {
@@ -46,7 +59,7 @@ impl Report<'_> {
                 group = own;
                 let _ = writeln!(page, "<section><h2>{}</h2>", escaped(own));
             }
-            case(&mut page, one);
+            self.case(&mut page, one);
         }
         if !group.is_empty() {
             page.push_str("</section>\n");
@@ -121,30 +134,47 @@ fn group_of(one: &CaseResult) -> &str {
     one.case.id.get(..end).unwrap_or_default()
 }
 
-fn case(page: &mut String, one: &CaseResult) {
-    let name = class(one.verdict);
-    let _ = write!(
-        page,
-        "<details class=\"case {name}\" data-verdict=\"{name}\" data-level=\"{0}\"><summary>\
+impl Report<'_> {
+    fn case(&self, page: &mut String, one: &CaseResult) {
+        let name = class(one.verdict);
+        let _ = write!(
+            page,
+            "<details class=\"case {name}\" data-verdict=\"{name}\" data-level=\"{0}\"><summary>\
          <span class=\"verdict\">{1}</span><span class=\"level\">{0}</span>\
          <code>{2}</code><span class=\"title\">{3}</span></summary>",
-        one.case.level.name(),
-        one.verdict.name(),
-        escaped(&one.case.id),
-        escaped(&one.case.title),
-    );
-    let _ = write!(page, "<p class=\"says\">{}</p><p class=\"rules\">", escaped(says(one)));
-    for rule in &one.case.rules {
-        let _ = write!(page, "<span>{}</span> ", escaped(rule));
+            one.case.level.name(),
+            one.verdict.name(),
+            escaped(&one.case.id),
+            escaped(&one.case.title),
+        );
+        let _ = write!(page, "<p class=\"says\">{}</p><p class=\"rules\">", escaped(says(one)));
+        for rule in &one.case.rules {
+            let text = super::rule(rule)
+                .map_or(String::new(), |rule| format!("{} ({})", rule.text, rule.source));
+            let _ = write!(page, "<span title=\"{1}\">{0}</span> ", escaped(rule), escaped(&text));
+        }
+        let _ = write!(page, "<em>{} s</em></p>", seconds(one.took));
+        if FIRST.contains(&one.verdict) {
+            page.push_str("<dl>");
+            for rule in one.case.rules.iter().filter_map(|id| super::rule(id)) {
+                let [of, text] = [rule.source, rule.text].map(escaped);
+                let _ = write!(page, "<dt>{} ({})<dd>{text} <em>{of}</em>", rule.id, rule.level);
+            }
+            let _ = write!(page, "<dt>Again<dd><code>{}</code></dl>", escaped(&self.again(one)));
+        }
+        if let Some(note) = &one.case.note {
+            let _ = write!(page, "<p class=\"note\">{}</p>", escaped(note));
+        }
+        if let Some(first) = &one.first {
+            let again = "Played again, alone, with more time for each answer; at first: ";
+            let _ = write!(page, "<p class=\"note\">{again}{}</p>", escaped(first));
+        }
+        exchanges(page, one);
+        page.push_str("</details>\n");
     }
-    let _ = write!(page, "<em>{} s</em></p>", seconds(one.took));
-    if let Some(note) = &one.case.note {
-        let _ = write!(page, "<p class=\"note\">{}</p>", escaped(note));
-    }
-    if let Some(first) = &one.first {
-        let again = "Played again, alone, with more time for each answer; at first: ";
-        let _ = write!(page, "<p class=\"note\">{again}{}</p>", escaped(first));
-    }
+}
+
+fn exchanges(page: &mut String, one: &CaseResult) {
     let exchanges = of_case(&one.passed);
     let several = exchanges.iter().any(|exchange| exchange.connection > 1);
     for exchange in exchanges {
@@ -184,7 +214,6 @@ fn case(page: &mut String, one: &CaseResult) {
         }
         page.push_str("</div>");
     }
-    page.push_str("</details>\n");
 }
 
 /// 16 bytes a row, with their offset.

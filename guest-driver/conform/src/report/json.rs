@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The report as JSON. docs/conformance.md describes the fields.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 
@@ -21,8 +21,17 @@ struct JsonReport<'a> {
     facts: Vec<&'a str>,
     failed_musts: usize,
     summary: BTreeMap<&'static str, usize>,
+    requirements: Vec<JsonRule>,
     cases: Vec<JsonCase<'a>>,
     not_tried: Vec<JsonNotTried>,
+}
+
+#[derive(Serialize)]
+struct JsonRule {
+    id: &'static str,
+    level: &'static str,
+    source: &'static str,
+    text: &'static str,
 }
 
 #[derive(Serialize)]
@@ -39,6 +48,7 @@ struct JsonCase<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     note: Option<&'a str>,
     seconds: f64,
+    again: String,
     exchanges: Vec<Exchange>,
 }
 
@@ -62,7 +72,16 @@ impl Report<'_> {
             first: one.first.as_deref(),
             note: one.case.note.as_deref(),
             seconds: one.took.as_secs_f64(),
+            again: self.again(one),
             exchanges: of_case(&one.passed),
+        });
+        let named = self.results.results.iter().flat_map(|one| &one.case.rules);
+        let named: BTreeSet<&str> = named.map(String::as_str).collect();
+        let requirements = named.into_iter().filter_map(super::rule).map(|rule| JsonRule {
+            id: rule.id,
+            level: rule.level,
+            source: rule.source,
+            text: rule.text,
         });
         let report = JsonReport {
             format: 1,
@@ -75,6 +94,7 @@ impl Report<'_> {
             facts: self.results.facts.iter().collect(),
             failed_musts: self.results.failed_musts(),
             summary: self.counts().into_iter().map(|(verdict, n)| (verdict.name(), n)).collect(),
+            requirements: requirements.collect(),
             cases: cases.collect(),
             not_tried: self
                 .not_tried()

@@ -3,11 +3,26 @@
 
 use std::fmt::Write as _;
 
+use super::exchange::of_case;
 use super::{Report, escaped, seconds};
 use crate::case::Level;
 use crate::dialogue::Verdict;
+use crate::suite::CaseResult;
 
 impl Report<'_> {
+    /// A failed case in lines: its title, its rules, the bytes, and the command to play the case again.
+    fn failure(&self, one: &CaseResult) -> String {
+        let mut text = format!("{}\n", one.case.title);
+        for rule in one.case.rules.iter().filter_map(|id| super::rule(id)) {
+            let _ = writeln!(text, "{} ({}; {}): {}", rule.id, rule.level, rule.source, rule.text);
+        }
+        for exchange in of_case(&one.passed) {
+            let bytes = format!("{} {}", exchange.hex, exchange.event);
+            let _ = writeln!(text, "{} ms, {}: {}", exchange.ms, exchange.from, bytes.trim());
+        }
+        text + &self.again(one)
+    }
+
     /// The report as JUnit XML. Failed MUSTs are failures; cases neither failed nor passed are
     /// skipped, with the reason.
     pub fn junit(&self) -> String {
@@ -42,9 +57,8 @@ impl Report<'_> {
                 (Verdict::Pass, _) => writeln!(text, "/>"),
                 (Verdict::Fail, Level::Must) => writeln!(
                     text,
-                    ">\n    <failure message=\"{says}\">{}\n{}</failure>\n  </testcase>",
-                    escaped(&one.case.title),
-                    escaped(&one.case.rules.join(" ")),
+                    ">\n    <failure message=\"{says}\">{}</failure>\n  </testcase>",
+                    escaped(&self.failure(one)),
                 ),
                 _ => writeln!(text, ">\n    <skipped message=\"{says}\"/>\n  </testcase>"),
             };

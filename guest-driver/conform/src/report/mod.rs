@@ -5,12 +5,14 @@ mod exchange;
 mod html;
 mod json;
 mod junit;
+mod ktap;
 mod text;
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use crate::case::Role;
+use crate::case::{Level, Role};
 use crate::dialogue::Verdict;
+use crate::rules::rule;
 use crate::suite::{CaseResult, Results};
 
 /// Data about a run besides the results.
@@ -20,6 +22,8 @@ pub struct RunHeader {
     pub program: String,
     /// The command line.
     pub command: String,
+    /// The command line to play one case again; the case's id is added, as `'=ID'`.
+    pub again: String,
     /// The target, in words.
     pub target: String,
     /// When the run began.
@@ -68,10 +72,40 @@ impl Report<'_> {
         }
     }
 
+    /// The command to play this case again, and no other case.
+    fn again(&self, one: &CaseResult) -> String {
+        format!("{}'={}'", self.about.again, one.case.id)
+    }
+
+    /// The cases of a verdict, those with the same cause together. Groups with a MUST come first,
+    /// then large ones.
+    fn by_cause(&self, verdict: Verdict) -> Vec<(&str, Vec<&CaseResult>)> {
+        let mut groups: Vec<(&str, Vec<&CaseResult>)> = Vec::new();
+        for one in self.results.results.iter().filter(|one| one.verdict == verdict) {
+            let cause = cause(one);
+            match groups.iter_mut().find(|(known, _)| *known == cause) {
+                Some((_, cases)) => cases.push(one),
+                None => groups.push((cause, vec![one])),
+            }
+        }
+        groups.sort_by_key(|(_, cases)| {
+            (!cases.iter().any(|one| one.case.level == Level::Must), usize::MAX - cases.len())
+        });
+        groups
+    }
+
     fn date(&self) -> String {
         date(self.about.began)
     }
 }
+
+/// The arrival in place of an expected one, or the whole finding.
+fn cause(one: &CaseResult) -> &str {
+    one.says.find(CAME).and_then(|at| one.says.get(at + 2..)).unwrap_or_else(|| says(one))
+}
+
+/// In findings, between the expected and the arrived.
+const CAME: &str = "; came ";
 
 /// The finding of a case, or "as expected".
 fn says(result: &CaseResult) -> &str {

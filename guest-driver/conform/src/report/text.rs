@@ -25,23 +25,12 @@ impl Report<'_> {
             self.results.results.len(),
             self.results.took.as_secs()
         );
-        self.again(&mut text);
+        self.played_again(&mut text);
         for verdict in super::ORDER {
-            let is_shown = all || matches!(verdict, Verdict::Fail | Verdict::DeviatesAsLinux);
-            let mut of =
-                self.results.results.iter().filter(|one| one.verdict == verdict).peekable();
-            if !is_shown || of.peek().is_none() {
-                continue;
-            }
-            let _ = writeln!(text, "\n{}", verdict.name());
-            for one in of {
-                let rules = one.case.rules.join(" ");
-                let _ = writeln!(text, "  {} [{}; {rules}]", one.case.id, one.case.level.name());
-                let _ = writeln!(text, "    {}", one.case.title);
-                let _ = writeln!(text, "    {}", says(one));
-                if let Some(note) = one.case.note.as_ref().filter(|_| verdict != Verdict::Pass) {
-                    let _ = writeln!(text, "    Note: {note}");
-                }
+            match verdict {
+                Verdict::Fail | Verdict::DeviatesAsLinux => self.causes(&mut text, verdict),
+                _ if all => self.list(&mut text, verdict),
+                _ => {}
             }
         }
         let _ = writeln!(text, "\nNot tried");
@@ -53,8 +42,66 @@ impl Report<'_> {
         text.chars().map(|c| if c.is_control() && c != '\n' { '\u{fffd}' } else { c }).collect()
     }
 
+    /// The cases of a verdict, grouped by finding, and the rules of all of them.
+    fn causes(&self, text: &mut String, verdict: Verdict) {
+        let groups = self.by_cause(verdict);
+        if groups.is_empty() {
+            return;
+        }
+        let _ = writeln!(text, "\n{}", verdict.name());
+        let mut rules: Vec<&str> = Vec::new();
+        for (cause, cases) in groups {
+            let count =
+                if cases.len() == 1 { "1 case".into() } else { format!("{} cases", cases.len()) };
+            let _ = writeln!(text, "  {count}: {cause}");
+            for one in &cases {
+                let _ = writeln!(
+                    text,
+                    "    {} [{}; {}] {}",
+                    one.case.id,
+                    one.case.level.name(),
+                    one.case.rules.join(" "),
+                    one.case.title
+                );
+                if let Some((expected, _)) = one.says.split_once(super::CAME) {
+                    let _ = writeln!(text, "      {expected}");
+                }
+                if let Some(note) = &one.case.note {
+                    let _ = writeln!(text, "      Note: {note}");
+                }
+                rules.extend(one.case.rules.iter().map(String::as_str));
+            }
+            if let Some(first) = cases.first() {
+                let _ = writeln!(text, "    Again: {}", self.again(first));
+            }
+        }
+        rules.sort_unstable();
+        rules.dedup();
+        let _ = writeln!(text, "  Their rules");
+        for rule in rules.into_iter().filter_map(super::rule) {
+            let _ =
+                writeln!(text, "    {} ({}; {}): {}", rule.id, rule.level, rule.source, rule.text);
+        }
+    }
+
+    fn list(&self, text: &mut String, verdict: Verdict) {
+        let mut of = self.results.results.iter().filter(|one| one.verdict == verdict).peekable();
+        if of.peek().is_some() {
+            let _ = writeln!(text, "\n{}", verdict.name());
+        }
+        for one in of {
+            let rules = one.case.rules.join(" ");
+            let _ = writeln!(text, "  {} [{}; {rules}]", one.case.id, one.case.level.name());
+            let _ = writeln!(text, "    {}", one.case.title);
+            let _ = writeln!(text, "    {}", says(one));
+            if let Some(note) = one.case.note.as_ref().filter(|_| verdict != Verdict::Pass) {
+                let _ = writeln!(text, "    Note: {note}");
+            }
+        }
+    }
+
     /// Cases played a second time, with their first failures.
-    fn again(&self, text: &mut String) {
+    fn played_again(&self, text: &mut String) {
         let again = self.results.results.iter().filter_map(|one| one.first.as_ref().zip(Some(one)));
         for (i, (first, one)) in again.enumerate() {
             if i == 0 {

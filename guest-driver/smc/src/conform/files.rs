@@ -48,6 +48,7 @@ impl Place {
 pub(super) struct ReportFiles {
     json: Option<Place>,
     junit: Option<Place>,
+    ktap: Option<Place>,
     html: Option<Place>,
 }
 
@@ -61,6 +62,7 @@ impl ReportFiles {
         Ok(ReportFiles {
             json: open(&args.json)?,
             junit: open(&args.junit)?,
+            ktap: open(&args.ktap)?,
             html: open(&args.html)?,
         })
     }
@@ -74,13 +76,16 @@ impl ReportFiles {
         report: &smc_conform::Report<'_>,
         names_all: bool,
     ) -> Result<(), CliError> {
-        let all = [&self.json, &self.junit, &self.html];
+        let all = [&self.json, &self.junit, &self.ktap, &self.html];
         let is_printed = all.iter().any(|place| matches!(place, Some(Place::Output)));
         if let Some(place) = self.json {
             place.write(&report.json())?;
         }
         if let Some(place) = self.junit {
             place.write(&report.junit())?;
+        }
+        if let Some(place) = self.ktap {
+            place.write(&report.ktap())?;
         }
         if let Some(place) = self.html {
             place.write(&report.html())?;

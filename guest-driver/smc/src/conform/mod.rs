@@ -105,7 +105,7 @@ pub(crate) struct ConformArgs {
     #[arg(long, value_enum, value_name = "LEVEL", value_delimiter = ',')]
     level: Vec<Layer>,
 
-    /// Only cases whose id contains this; repeat it for more.
+    /// Only cases whose id contains this, or the case =ID; repeat it for more.
     #[arg(long, value_name = "PART")]
     only: Vec<String>,
 
@@ -173,6 +173,10 @@ pub(crate) struct ConformArgs {
     #[arg(long, value_name = "FILE")]
     junit: Option<PathBuf>,
 
+    /// Write the report as KTAP, the form of tests of the Linux kernel.
+    #[arg(long, value_name = "FILE")]
+    ktap: Option<PathBuf>,
+
     /// Write the report as a page of HTML.
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
@@ -235,7 +239,8 @@ fn conform(args: &ConformArgs) -> Result<bool, CliError> {
     let results = played.map_err(CliError::Conform)?;
     let about = RunHeader {
         program: format!("smc conform {}", env!("CARGO_PKG_VERSION")),
-        command: command_line(),
+        command: command_line(std::env::args().skip(1)),
+        again: again(std::env::args().skip(1)),
         target: described,
         began,
         not_tried: not_tried(args, discovery.err()),
@@ -409,17 +414,32 @@ fn progress_bar() -> ProgressBar {
     bar
 }
 
-/// The command line of this process, quoted for the shell.
-fn command_line() -> String {
-    let quoted = std::env::args().enumerate().map(|(i, argument)| {
-        let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=,".contains(c);
-        match argument {
-            _ if i == 0 => "smc".to_owned(),
-            argument if !argument.is_empty() && argument.chars().all(is_plain) => argument,
-            argument => format!("'{}'", argument.replace('\'', "'\\''")),
-        }
+/// A command line of this program, quoted for the shell.
+fn command_line(arguments: impl Iterator<Item = String>) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=,".contains(c);
+    let quoted = arguments.map(|argument| match argument {
+        argument if !argument.is_empty() && argument.chars().all(is_plain) => argument,
+        argument => format!("'{}'", argument.replace('\'', "'\\''")),
     });
-    quoted.collect::<Vec<_>>().join(" ")
+    std::iter::once("smc".to_owned()).chain(quoted).collect::<Vec<_>>().join(" ")
+}
+
+/// The command line to play one case again, up to the id: without other cases and without files of
+/// reports.
+fn again(arguments: impl Iterator<Item = String>) -> String {
+    let mut left = Vec::new();
+    let mut arguments = arguments;
+    while let Some(argument) = arguments.next() {
+        match argument.as_str() {
+            "--all" => {}
+            "--only" | "--json" | "--junit" | "--ktap" | "--html" => drop(arguments.next()),
+            one if ["--only=", "--json=", "--junit=", "--ktap=", "--html="]
+                .iter()
+                .any(|option| one.starts_with(option)) => {}
+            _ => left.push(argument),
+        }
+    }
+    format!("{} --only ", command_line(left.into_iter()))
 }
 
 fn parse_chid(text: &str) -> Result<u16, String> {
@@ -471,5 +491,11 @@ mod tests {
         }
         assert_eq!(parse_chid("0xff01"), Ok(0xff01));
         assert!(parse_chid("x").is_err());
+    }
+    #[test]
+    fn a_case_is_played_again_without_other_cases_and_reports() {
+        let words = "conform --echo --json - --only server --all --html=a.html --run {x} db:5000";
+        let again = again(words.split(' ').map(str::to_owned));
+        assert_eq!(again, "smc conform --echo --run '{x}' db:5000 --only ");
     }
 }
