@@ -6,6 +6,7 @@
 //! - [`notes`]: the notes, of CHANGELOG.md.
 //! - [`sums`]: the checksums, and their signature.
 
+mod label;
 mod notes;
 mod oci;
 mod sbom;
@@ -15,8 +16,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
-use crate::tool::{self, ToolError, at};
+use crate::tool::{self, ToolError, at, wrong};
 use crate::{package, third_party};
+use label::{VERSION, date};
 
 pub(crate) const LONG_ABOUT: &str = "\
 Build all files of a release, in target/published: the packages for Debian and RPM, the tarball, the \
@@ -26,9 +28,6 @@ libraries (SBOM, CycloneDX), the release notes, and the checksums of all these (
 With --key the checksums are signed. The programs have no path of this machine, and files have the time of \
 the commit: two builds of one commit, by the same toolchain, are equal bit for bit. The checkout has to be \
 without changes. The static program takes the target of rustup for musl.";
-
-/// The version of the release.
-const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// Paths in the programs, in the place of this machine's.
 const SOURCES: &str = "/usr/src/vhost-device-ism";
@@ -100,19 +99,8 @@ pub(crate) fn run(args: &Args, root: &Path) -> Result<ExitCode, ToolError> {
     package::print(&sums::files(&published)?)
 }
 
-fn wrong(of: &str, what: impl Into<String>) -> ToolError {
-    ToolError::Answer { program: of.into(), what: what.into() }
-}
-
 fn read(path: &Path) -> Result<String, ToolError> {
     fs::read_to_string(path).map_err(at(path))
-}
-
-/// The time of the commit, in the format of RFC 3339.
-fn date() -> Result<String, ToolError> {
-    let mut date = Command::new("date");
-    date.args(["--utc", "+%Y-%m-%dT%H:%M:%SZ"]).arg(format!("--date=@{}", package::epoch()));
-    Ok(tool::output(date)?.trim().to_owned())
 }
 
 /// Builds packages and static program anew, from a commit. Returns the directory of the packages.

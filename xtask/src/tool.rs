@@ -123,3 +123,8 @@ pub(crate) fn last_line(script: &Path, args: &[&str]) -> Result<PathBuf, ToolErr
 pub(crate) fn is_true(variable: impl AsRef<OsStr>) -> bool {
     std::env::var_os(variable).is_some_and(|value| value == "true" || value == "1")
 }
+
+/// The error about a program or file that says something wrong.
+pub(crate) fn wrong(of: &str, what: impl Into<String>) -> ToolError {
+    ToolError::Answer { program: of.into(), what: what.into() }
+}

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The places of system calls in the assembly of Go, and room for jumps out of them.
 
-use super::GoObstacle;
+use super::obstacle::GoObstacle;
 use super::table::FunctionTable;
 use crate::kernel_calls::{self, Object};
 

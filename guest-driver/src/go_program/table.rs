@@ -3,7 +3,7 @@
 //!
 //! The runtime prints stack traces by the table, so stripped programs have the table, too.
 
-use super::GoObstacle;
+use super::obstacle::GoObstacle;
 
 /// The first bytes of a table: the layout, the unit of instructions, and the size of a pointer.
 const MAGICS: [([u8; 8], Layout); 2] = [

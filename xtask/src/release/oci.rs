@@ -8,9 +8,10 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 
-use super::{VERSION, date, sums, wrong};
+use super::label::{VERSION, date};
+use super::sums;
 use crate::package;
-use crate::tool::{self, ToolError, at};
+use crate::tool::{self, ToolError, at, wrong};
 
 /// The place of the programs in the image, as for the Containerfile of packaging/kubernetes.
 const PREFIX: &str = "usr/local/vhost-device-ism";

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
-use super::VERSION;
+use super::label::VERSION;
 use crate::third_party::{INSTALLED, used};
 
 /// The list, of the packages named by cargo and of the hashes in Cargo.lock. Tests and tools of the build

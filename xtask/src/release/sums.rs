@@ -9,7 +9,7 @@ use std::process::Command;
 
 use sha2::{Digest, Sha256};
 
-use crate::tool::{self, ToolError, at};
+use crate::tool::{self, ToolError, at, wrong};
 
 const SUMS: &str = "SHA256SUMS";
 
@@ -59,11 +59,11 @@ pub(super) fn check_key(key: &str) -> Result<(), ToolError> {
         return Ok(());
     }
     if key.contains('/') {
-        return Err(super::wrong("--key", format!("there is no file {key:?}")));
+        return Err(wrong("--key", format!("there is no file {key:?}")));
     }
     let mut gpg = Command::new("gpg");
     gpg.args(["--batch", "--list-secret-keys", "--", key]);
-    tool::output(gpg).map(drop).map_err(|error| super::wrong("--key", format!("{key:?}: {error}")))
+    tool::output(gpg).map(drop).map_err(|error| wrong("--key", format!("{key:?}: {error}")))
 }
 
 /// Writes the checksums of all files of a directory beside the files, and signs them.

@@ -14,7 +14,10 @@ use std::sync::atomic::{AtomicU8, Ordering};
 
 use ism_sys::OnceBox;
 
-use super::{Answer, threads};
+use super::threads;
+
+/// The library's answer to a system call: its result, or `None` for the kernel.
+pub(crate) type Answer = fn(i64, [usize; 6]) -> Option<isize>;
 
 /// Numbers of system calls with a place in the table.
 const NUMBERS: usize = 512;

@@ -14,12 +14,10 @@ mod threads;
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 
+use entry::Answer;
 use guest_driver::go_program::GoProgram;
 
 use crate::selection::own_calls;
-
-/// The library's answer to a system call: its result, or `None` for the kernel.
-pub(crate) type Answer = fn(i64, [usize; 6]) -> Option<isize>;
 
 /// Takes over the system calls of a program written in Go. `answer`: for the numbers in `calls`.
 /// Called before the program's first instruction.

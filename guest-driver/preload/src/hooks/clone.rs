@@ -4,7 +4,7 @@
 use std::ffi::{c_int, c_void};
 use std::time::Duration;
 
-use super::init;
+use super::fork_and_exit;
 use crate::config;
 use crate::fork;
 use crate::hooks::libc_symbols::call_libc;
@@ -39,14 +39,14 @@ pub(super) fn note(flags: u64) {
 /// A fork without handlers called by libc. `make` makes the child and returns in both processes.
 pub(super) fn fork_by<T>(make: impl FnOnce() -> T, is_child: impl FnOnce(&T) -> bool) -> T {
     // SAFETY: the handlers that libc would call around a fork.
-    unsafe { init::before_fork() };
+    unsafe { fork_and_exit::before_fork() };
     let made = make();
     let error = errno();
     // SAFETY: as above.
     unsafe {
         match is_child(&made) {
-            true => init::in_child(),
-            false => init::in_parent(),
+            true => fork_and_exit::in_child(),
+            false => fork_and_exit::in_parent(),
         }
     }
     set_errno(error);
@@ -205,7 +205,7 @@ unsafe extern "C" fn begin(start: *mut c_void) -> c_int {
     // SAFETY: the handler of libc's fork; the address comes from `clone`, and the child has a copy
     // of the memory there.
     unsafe {
-        init::in_child();
+        fork_and_exit::in_child();
         let Start { body, argument } = *Box::from_raw(start.cast::<Start>());
         body(argument)
     }
@@ -234,12 +234,12 @@ pub(super) unsafe extern "C-unwind" fn clone(
     let theirs = unsafe { std::mem::transmute::<*mut c_void, Body>(body) };
     let start = Box::into_raw(Box::new(Start { body: theirs, argument }));
     // SAFETY: the handlers that libc would call around a fork.
-    unsafe { init::before_fork() };
+    unsafe { fork_and_exit::before_fork() };
     let result = native(begin as Body as *mut c_void, start.cast::<c_void>());
     let error = errno();
     // SAFETY: as above; the child has its own copy of the box.
     unsafe {
-        init::in_parent();
+        fork_and_exit::in_parent();
         drop(Box::from_raw(start));
     }
     set_errno(error);

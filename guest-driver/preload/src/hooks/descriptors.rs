@@ -3,7 +3,7 @@
 
 use std::ffi::{c_char, c_int, c_uint, c_ulong};
 
-use super::init::close_connections;
+use super::fork_and_exit::close_connections;
 use crate::hooks::escapes::{leave, leave_standard};
 use crate::hooks::libc_symbols::call_libc;
 use crate::hooks::within::{cancellable, within};

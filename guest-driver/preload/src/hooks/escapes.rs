@@ -247,9 +247,9 @@ pub(super) fn is_vfork_a_fork() -> bool {
 pub(super) fn before_exit(status: c_int) {
     if config::is_off() {
         // A filter may allow the thread no other system call.
-        last_thread::exits(status, super::init::close_at_end);
+        last_thread::exits(status, super::fork_and_exit::close_at_end);
     } else if config::get().is_some() && raw::is_first_thread() && !fork::shares_memory() {
-        last_thread::exits(status, super::init::close_at_end);
+        last_thread::exits(status, super::fork_and_exit::close_at_end);
         within(|| last_thread::first_ends(session::opened().is_some()));
     }
 }

@@ -12,6 +12,7 @@ mod escapes;
 mod exec;
 mod files;
 mod filters;
+mod fork_and_exit;
 mod fortify;
 mod init;
 mod libc_symbols;

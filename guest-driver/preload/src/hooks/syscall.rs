@@ -6,8 +6,8 @@ use std::ffi::{c_int, c_ulong};
 use libc::{off64_t, socklen_t};
 
 use super::{
-    bytes, clone, descriptors, escapes, exec, files, filters, init, linux_aio, locked_memory,
-    readiness, rights, signals, sockets,
+    bytes, clone, descriptors, escapes, exec, files, filters, fork_and_exit, linux_aio,
+    locked_memory, readiness, rights, signals, sockets,
 };
 use crate::config;
 use crate::hooks::within::within;
@@ -271,7 +271,7 @@ fn by_hook(number: i64, [a, b, c, d, e, f]: [usize; 6]) -> Option<i64> {
 fn of_process(number: i64, [a, b, c, d, e]: [usize; 5]) -> Option<i64> {
     Some(match number {
         libc::SYS_exit_group => {
-            within(init::close_connections);
+            within(fork_and_exit::close_connections);
             return None;
         }
         libc::SYS_setuid => call!(rights::setuid(a => u32)),
