@@ -21,6 +21,9 @@ pub enum Fallback {
     /// The policy does not allow SMC with this peer.
     #[error("the policy says TCP")]
     Policy,
+    /// The rule of the policy is for a share of connections, without this one.
+    #[error("the connection is outside of the share that the policy gives to SMC")]
+    OutsideShare,
     /// The server has declined several times in a row for want of a device, so the client does not
     /// propose for a while.
     #[error("the server has lately declined several times in a row for want of a device")]
@@ -72,6 +75,7 @@ impl Fallback {
             Fallback::NoDevice(_) => DeclineCode::NoSmcDevice,
             Fallback::Asked => DeclineCode::TcpWanted,
             Fallback::Policy => DeclineCode::Policy,
+            Fallback::OutsideShare => DeclineCode::OutsideShare,
             Fallback::DeclinedBefore => DeclineCode::DeclinedBefore,
             Fallback::TooShort => DeclineCode::TooShort,
             Fallback::NoRendezvous(_) => DeclineCode::NoOption,

@@ -13,6 +13,7 @@ use super::stack::{Current, buffer_of};
 use super::stream::SmcStream;
 use crate::handshake::server::{ServerHandshake, ServerParams};
 use crate::handshake::{Broken, FirstBytes, Outcome};
+use crate::info::Fallback;
 use crate::smcd::Fabrics;
 use smc_core::carrier::Role;
 use smc_core::handshake::DeclineReason;
@@ -36,6 +37,8 @@ pub struct Incoming {
     offer: Option<Offer>,
     /// Bytes of the own DMB.
     buffer: u32,
+    /// The configuration to decline by, if the caller's policy says TCP.
+    left_by_policy: Option<Arc<smc_core::handshake::Config>>,
 }
 
 impl Incoming {
@@ -104,7 +107,15 @@ impl Incoming {
         source: Option<Source>,
     ) -> Incoming {
         let buffer = stack.buffer_len();
-        Incoming { stack: stack.clone(), tcp: Some(tcp), handshake, source, offer: None, buffer }
+        let (stack, tcp) = (stack.clone(), Some(tcp));
+        Incoming { stack, tcp, handshake, source, offer: None, buffer, left_by_policy: None }
+    }
+
+    /// Has the handshake decline the client's Proposal: a policy of the caller's says TCP.
+    pub fn leave_by_policy(&mut self) {
+        let mut config = smc_core::handshake::Config::new(self.stack.peer_id());
+        config.without_device = DeclineReason::Policy;
+        self.left_by_policy = Some(Arc::new(config));
     }
 
     /// Like [`Outgoing::limit_buffer`](super::Outgoing::limit_buffer).
@@ -199,6 +210,10 @@ impl Incoming {
             buffer: self.buffer,
             message_timeout: self.stack.config().clc_timeout,
         };
+        if let Some(config) = &self.left_by_policy {
+            params.config = config;
+            (params.fabrics, params.rdma) = (&none, None);
+        }
         let source = || self.source.or_else(|| Source::of_stream(tcp));
         if self.offer.is_none() && !self.stack.offers().has_room(source) {
             // Without a device the Proposal is declined.
@@ -222,6 +237,12 @@ impl Incoming {
     pub(super) fn finish(&mut self, result: Result<Outcome, Broken>) -> io::Result<SmcStream> {
         let tcp = self.tcp.take().ok_or(io::ErrorKind::NotConnected)?;
         self.offer = None;
+        // Whatever the client proposed, the policy decided.
+        let by_policy = self.left_by_policy.is_some();
+        let result = result.map(|outcome| match outcome {
+            Outcome::Tcp(_) if by_policy => Outcome::Tcp(Fallback::Policy),
+            outcome => outcome,
+        });
         SmcStream::of_handshake(&self.stack, tcp, result, Role::Server)
     }
 }

@@ -130,6 +130,8 @@ decline_codes! {
         "the program makes system calls by instructions of its own, which the library does not see";
     Drained = 0x0a0b_0000, "DRAINED",
         "the device takes on no new connections, as the daemon was told: vhost-device-ism ctl undrain";
+    OutsideShare = 0x0a0c_0000, "SHARE",
+        "a rule of the policy file gives SMC to a share of the connections, and this is none of these";
 }
 
 impl fmt::Display for DeclineCode {

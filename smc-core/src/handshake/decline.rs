@@ -248,9 +248,8 @@ impl DeclineReason {
             DeclineReason::Release { .. }
             | DeclineReason::Features { .. }
             | DeclineReason::Vendor { .. } => DeclineCode::ReleaseMismatch,
-            DeclineReason::ReservedValue { .. } | DeclineReason::Policy => {
-                DeclineCode::Configuration
-            }
+            DeclineReason::ReservedValue { .. } => DeclineCode::Configuration,
+            DeclineReason::Policy => DeclineCode::Policy,
             DeclineReason::MaxConnections(_) => DeclineCode::MaxConnections,
             DeclineReason::MaxLinks(_) => DeclineCode::MaxLinks,
             DeclineReason::NoMemory => DeclineCode::NoMemory,
@@ -378,7 +377,7 @@ mod tests {
             (DeclineReason::NoMemory, 0x0101_0000),
             (DeclineReason::NoDmb, 0x030d_0000),
             (DeclineReason::Registration, 0x0999_0003),
-            (DeclineReason::Policy, 0x0300_0000),
+            (DeclineReason::Policy, 0x0a01_0000),
             (DeclineReason::IpSec, 0x0302_0000),
             (DeclineReason::OptionUnsupported, 0x0306_0000),
             (DeclineReason::Internal, 0x0999_0000),
