@@ -56,7 +56,7 @@ pub use peer_discovery::{
     ClientAction, Mode, OptionRequest, PROPOSAL_TIMEOUT, PeerDiscovery, ServerAction, TcpReason,
 };
 pub use peer_rule::{PeerRule, PeerRuleError};
-pub use policy::{AllowedProtocol, Policy, PolicyError};
+pub use policy::{AllowedProtocol, Policy, PolicyChoice, PolicyError, Share};
 pub use unavailable::{Missing, Unavailable};
 
 use std::io;
@@ -216,7 +216,7 @@ impl Rendezvous {
     /// Uses the grant of this process's cgroup ([`grant`]), without any capability. `None`: there is no
     /// grant.
     pub fn granted(policy: Policy) -> Option<Arc<Rendezvous>> {
-        let policy = of_this_program(policy);
+        let policy = policy.of_this_process();
         granted::is_granted().then(|| Arc::new(Rendezvous { policy, access: Access::Granted }))
     }
 
@@ -233,9 +233,9 @@ impl Rendezvous {
     /// The missing precondition.
     pub fn attach(options: Options) -> Result<Arc<Rendezvous>, Unavailable> {
         let sockets = SocketMaps::new()?;
-        // Before `of_this_program`: other rules may concern a program with an adopted rendezvous.
+        // Before `Policy::of_this_process`: other rules may concern a program with an adopted rendezvous.
         let by_client = options.policy.depends_on_client();
-        let policy = of_this_program(options.policy);
+        let policy = options.policy.of_this_process();
         let clients = || Map::new(MapKind::PrefixTrie, MAX_CLIENTS, "smc_clients");
         let clients = by_client.then(clients).transpose();
         let clients = clients.map_err(|error| Unavailable::of_bpf("a BPF prefix trie", error))?;
@@ -327,7 +327,7 @@ impl Rendezvous {
             late,
         };
         let access = Access::Attached(Box::new(attached));
-        Ok(Arc::new(Rendezvous { policy: of_this_program(policy), access }))
+        Ok(Arc::new(Rendezvous { policy: policy.of_this_process(), access }))
     }
 
     /// The numbers of the rendezvous's descriptors, for programs closing unknown descriptors.
@@ -347,7 +347,7 @@ impl Rendezvous {
     /// # Errors
     /// As bpf(2). The socket then connects as any other.
     pub fn want(&self, socket: impl AsFd, peer: &SocketAddr) -> io::Result<bool> {
-        if self.policy.connect(peer) == AllowedProtocol::Tcp {
+        if self.policy.choose(peer) != PolicyChoice::Smc {
             return Ok(false);
         }
         self.mark(socket.as_fd(), mark::WANT)?;
@@ -371,8 +371,22 @@ impl Rendezvous {
     /// dropped its capabilities; or the policy has rules about clients, and the process only has the grant of
     /// its cgroup. Other errors are errors of system calls. The listener then answers as any other.
     pub fn listen(&self, listener: impl AsFd) -> io::Result<bool> {
-        let listener = listener.as_fd();
-        if !self.allow_clients(listener)? {
+        self.listen_by(&self.policy, None, listener.as_fd())
+    }
+
+    /// Like [`Rendezvous::listen`], by a policy of the caller's. `before`: the policy of an earlier call for
+    /// this listener. If the policy forbids all clients, an answering listener goes on to answer, and the
+    /// server has to decline.
+    ///
+    /// # Errors
+    /// As [`Rendezvous::listen`].
+    pub fn listen_by(
+        &self,
+        policy: &Policy,
+        before: Option<&Policy>,
+        listener: BorrowedFd<'_>,
+    ) -> io::Result<bool> {
+        if !self.allow_clients((policy, before), listener)? {
             return Ok(false);
         }
         match self.mark_of(listener) {
@@ -461,14 +475,18 @@ impl Rendezvous {
     }
 
     /// Writes the clients of a listener to the map. `false`: the policy forbids all clients.
-    fn allow_clients(&self, listener: BorrowedFd<'_>) -> io::Result<bool> {
+    fn allow_clients(
+        &self,
+        (policy, before): (&Policy, Option<&Policy>),
+        listener: BorrowedFd<'_>,
+    ) -> io::Result<bool> {
         let address = rustix::net::getsockname(listener)?;
         let port = SocketAddr::try_from(address)?.port();
         if port == 0 {
             let text = "a listener can answer the option only after it is bound to a port";
             return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
         }
-        let clients = self.policy.listen(port);
+        let clients = policy.listen(port, before);
         if clients.iter().all(|(_, allowed)| *allowed == AllowedProtocol::Tcp) {
             return Ok(false);
         }
@@ -585,16 +603,6 @@ fn bind(addr: &SocketAddr, prepare: impl FnOnce(BorrowedFd<'_>)) -> io::Result<T
     prepare(socket.as_fd());
     rustix::net::listen(&socket, BACKLOG)?;
     Ok(socket.into())
-}
-
-fn of_this_program(policy: Policy) -> Policy {
-    match std::env::current_exe() {
-        Ok(executable) => {
-            let started_as = ism_sys::started_as().unwrap_or_else(|| executable.clone());
-            policy.of_program_started_as(&executable, &started_as)
-        }
-        Err(_) => policy,
-    }
 }
 
 fn rejected(rejected: bpf::Rejected) -> Unavailable {

@@ -207,7 +207,13 @@ impl PeerDiscovery {
     /// `false`: the listener does not answer.
     pub fn listen(&self, listener: impl AsFd) -> bool {
         let Ok(rendezvous) = &self.rendezvous else { return false };
-        rendezvous.listen(listener).unwrap_or_else(|error| {
+        self.listen_by(&rendezvous.policy, None, listener)
+    }
+
+    /// Like [`PeerDiscovery::listen`], by a policy of the caller's; see [`Rendezvous::listen_by`].
+    pub fn listen_by(&self, policy: &Policy, before: Option<&Policy>, listener: impl AsFd) -> bool {
+        let Ok(rendezvous) = &self.rendezvous else { return false };
+        rendezvous.listen_by(policy, before, listener.as_fd()).unwrap_or_else(|error| {
             tracing::warn!(%error, "a listener does not answer clients that ask for SMC");
             false
         })

@@ -15,11 +15,19 @@
 //! when = "connect"                    # as client; "listen": as server; absent: both
 //! ports = [6379, "8000-8999"]         # the server's port, on either side
 //! programs = ["redis-cli", "/usr/bin/curl"]   # name or path of the executable
+//! users = ["www-data", 1000]          # the user of the process, by name in /etc/passwd or number
+//! cgroups = ["redis.service", "/system.slice"]    # a part of the path of its cgroup, or the first parts
+//!
+//! [[rule]]
+//! use = "smc"
+//! when = "connect"
+//! share = "5%"                        # of the new connections that fit; the others are TCP
 //! ```
 //!
 //! With "smc", a program under `smc run` leaves connections to TCP where TCP is faster. With "always-smc" no
 //! connection is left to TCP.
 
+use std::cell::OnceCell;
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
@@ -31,12 +39,16 @@ use thiserror::Error;
 
 use ism_sys::read_text;
 
+pub use share::Share;
+
 /// Rules of a policy at most.
 const MAX_RULES: usize = 256;
 /// Networks of all its rules at most.
 const MAX_NETWORKS: usize = 1024;
 /// Bytes of a policy file at most.
 const MAX_FILE: u64 = 1 << 20;
+/// Bytes of /etc/passwd at most.
+const MAX_PASSWD: u64 = 16 << 20;
 
 /// The protocol allowed for a connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
@@ -97,6 +109,30 @@ pub enum PolicyError {
         /// Name of the list.
         key: &'static str,
     },
+    /// Neither a number nor a name in /etc/passwd.
+    #[error("policy, rule {rule}: there is no user {user:?} in /etc/passwd")]
+    User {
+        /// The rule, from 1.
+        rule: usize,
+        /// The user in the file.
+        user: String,
+    },
+    /// Not a percentage from 0% to 100%.
+    #[error("policy, rule {rule}: `{text}` is no share; \"0.5%\" is one")]
+    Share {
+        /// The rule, from 1.
+        rule: usize,
+        /// The text in the file.
+        text: String,
+    },
+    /// A share of connections beyond the choice of a client.
+    #[error(
+        "policy, rule {rule}: a share needs when = \"connect\", and use = \"smc\" or \"always-smc\""
+    )]
+    ShareOfServer {
+        /// The rule, from 1.
+        rule: usize,
+    },
     /// More rules or networks than are allowed.
     #[error("policy: {what}: {found}, and at most {most} are allowed")]
     TooMany {
@@ -107,6 +143,21 @@ pub enum PolicyError {
         /// How many there may be.
         most: usize,
     },
+}
+
+impl PolicyError {
+    /// Whether there is no policy file at all.
+    pub fn is_missing(&self) -> bool {
+        matches!(self, PolicyError::File { error, .. } if error.kind() == io::ErrorKind::NotFound)
+    }
+
+    /// The error as a text, with the name of the file.
+    pub fn in_file(&self, file: &Path) -> String {
+        match self {
+            PolicyError::File { .. } => self.to_string(),
+            _ => format!("{}: {self}", file.display()),
+        }
+    }
 }
 
 /// The side of a connection for a rule.
@@ -125,6 +176,20 @@ struct Rule {
     peers: Vec<Network>,
     ports: Vec<RangeInclusive<u16>>,
     programs: Vec<String>,
+    users: Vec<u32>,
+    cgroups: Vec<String>,
+    share: Option<Share>,
+}
+
+/// The choice of a policy for one new connection of a client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PolicyChoice {
+    /// The connection may be on SMC.
+    Smc,
+    /// A rule says TCP.
+    Tcp,
+    /// The connection is outside of the share of its rule.
+    OutsideShare,
 }
 
 /// The addresses with a common prefix. IPv4 addresses are the addresses of `::ffff:0:0/96`.
@@ -152,7 +217,8 @@ impl Policy {
         let peers = file.rule.iter().filter_map(|rule| rule.peers.as_ref());
         most("networks", peers.map(Vec::len).sum(), MAX_NETWORKS)?;
         let rules = file.rule.into_iter().enumerate();
-        let rules = rules.map(|(at, rule)| rule.check(at + 1)).collect::<Result<_, _>>()?;
+        let users = Users::default();
+        let rules = rules.map(|(at, rule)| rule.check(at + 1, &users)).collect::<Result<_, _>>()?;
         Ok(Policy { default: file.default, rules })
     }
 
@@ -193,30 +259,106 @@ impl Policy {
         self
     }
 
-    /// The protocol for a client of this server.
+    fn of_cgroups(mut self, paths: &[String]) -> Policy {
+        let is_in = |cgroup: &str, path: &str| match cgroup.starts_with('/') {
+            true => {
+                let rest = path.strip_prefix(cgroup.trim_end_matches('/'));
+                rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+            }
+            false => path.split('/').any(|part| part == cgroup),
+        };
+        self.rules.retain_mut(|rule| {
+            let all = rule.cgroups.is_empty();
+            let is_named = |cgroup: &String| paths.iter().any(|path| is_in(cgroup, path));
+            let named = rule.cgroups.iter().any(is_named);
+            rule.cgroups.clear();
+            all || named
+        });
+        self
+    }
+
+    /// The rules for a process in the present cgroups of this process.
+    pub fn of_own_cgroups(self) -> Policy {
+        if self.rules.iter().all(|rule| rule.cgroups.is_empty()) {
+            return self;
+        }
+        let text = read_text(Path::new("/proc/self/cgroup"), MAX_FILE).unwrap_or_default();
+        self.of_cgroups(&paths_of_cgroups(&text))
+    }
+
+    /// The rules for this process: its program, and its present cgroups. The user of the process may change,
+    /// and counts when a connection is made.
+    pub fn of_this_process(self) -> Policy {
+        let policy = self.of_own_cgroups();
+        match std::env::current_exe() {
+            Ok(executable) => {
+                let started_as = ism_sys::started_as().unwrap_or_else(|| executable.clone());
+                policy.of_program_started_as(&executable, &started_as)
+            }
+            Err(_) => policy,
+        }
+    }
+
+    /// Number of rules.
+    pub fn len(&self) -> usize {
+        self.rules.len()
+    }
+
+    /// Whether there is no rule.
+    pub fn is_empty(&self) -> bool {
+        self.rules.is_empty()
+    }
+
+    /// The shares of the rules, in their order.
+    pub fn shares(&self) -> impl Iterator<Item = Share> + '_ {
+        self.rules.iter().filter_map(|rule| rule.share)
+    }
+
+    /// The protocol for a client of this server. A share of connections counts as all.
     pub fn connect(&self, server: &SocketAddr) -> AllowedProtocol {
+        self.rule_to(server).map_or(self.default, |rule| rule.allowed)
+    }
+
+    /// The choice for the next connection to this server. The choice by a share is made anew with each call.
+    pub fn choose(&self, server: &SocketAddr) -> PolicyChoice {
+        let rule = self.rule_to(server);
+        let share = rule.and_then(|rule| rule.share);
+        match rule.map_or(self.default, |rule| rule.allowed) {
+            AllowedProtocol::Tcp => PolicyChoice::Tcp,
+            _ if share.is_none_or(Share::takes_next) => PolicyChoice::Smc,
+            _ => PolicyChoice::OutsideShare,
+        }
+    }
+
+    fn rule_to(&self, server: &SocketAddr) -> Option<&Rule> {
         let rules = self.rules.iter().filter(|rule| rule.fits(Side::Connect, server.port()));
-        self.first(rules, Network::of(server.ip()))
+        first_around(rules, Network::of(server.ip()))
     }
 
     /// The protocol for a server with this client, on a port of its own.
     pub fn accept(&self, client: IpAddr, port: u16) -> AllowedProtocol {
         let rules = self.rules.iter().filter(|rule| rule.fits(Side::Listen, port));
-        self.first(rules, Network::of(client))
+        first_around(rules, Network::of(client)).map_or(self.default, |rule| rule.allowed)
     }
 
-    /// The protocol of a listener on this port, by client.
-    pub(super) fn listen(&self, port: u16) -> Clients {
+    /// The protocol of a listener on this port, by client. The networks of the policy before are among the
+    /// networks, to replace its answers.
+    pub(super) fn listen(&self, port: u16, before: Option<&Policy>) -> Clients {
         let rules: Vec<_> =
             self.rules.iter().filter(|rule| rule.fits(Side::Listen, port)).collect();
         // Of all networks around an address, each contains the smaller networks. So every network of the
         // rules around the address contains the smallest network, and the first rule for the smallest network
         // is also the first rule for the address.
-        let mut networks: Vec<_> = rules.iter().flat_map(|rule| rule.peers.clone()).collect();
+        let before = before.into_iter().flat_map(|before| &before.rules);
+        let of_rules = |rule: &Rule| rule.peers.clone();
+        let mut networks: Vec<_> = rules.iter().copied().chain(before).flat_map(of_rules).collect();
         networks.push(Network::ALL);
         networks.sort_unstable();
         networks.dedup();
-        let allowed = |network: &Network| self.first(rules.iter().copied(), *network);
+        let allowed = |network: &Network| {
+            let rule = first_around(rules.iter().copied(), *network);
+            rule.map_or(self.default, |rule| rule.allowed)
+        };
         networks.iter().map(|network| (*network, allowed(network))).collect()
     }
 
@@ -230,20 +372,21 @@ impl Policy {
     pub fn depends_on_client(&self) -> bool {
         self.rules.iter().any(|rule| !rule.peers.is_empty() && rule.side != Some(Side::Connect))
     }
+}
 
-    fn first<'a>(&self, rules: impl Iterator<Item = &'a Rule>, peer: Network) -> AllowedProtocol {
-        let mut rules = rules;
-        let fits = |rule: &&Rule| {
-            rule.peers.is_empty() || rule.peers.iter().any(|network| network.contains(peer))
-        };
-        rules.find(fits).map_or(self.default, |rule| rule.allowed)
-    }
+/// The first of these rules around a peer.
+fn first_around<'a>(rules: impl Iterator<Item = &'a Rule>, peer: Network) -> Option<&'a Rule> {
+    let mut rules = rules;
+    rules.find(|rule| {
+        rule.peers.is_empty() || rule.peers.iter().any(|network| network.contains(peer))
+    })
 }
 
 impl Rule {
     fn fits(&self, side: Side, port: u16) -> bool {
         self.side.is_none_or(|only| only == side)
             && (self.ports.is_empty() || self.ports.iter().any(|range| range.contains(&port)))
+            && (self.users.is_empty() || self.users.contains(&rustix::process::geteuid().as_raw()))
     }
 }
 
@@ -314,6 +457,44 @@ struct Written {
     peers: Option<Vec<String>>,
     ports: Option<Vec<Port>>,
     programs: Option<Vec<String>>,
+    users: Option<Vec<User>>,
+    cgroups: Option<Vec<String>>,
+    share: Option<String>,
+}
+
+/// A user, by number or name.
+#[derive(Deserialize)]
+#[serde(untagged, expecting = "expected the number or name of a user")]
+enum User {
+    Number(u32),
+    Name(String),
+}
+
+/// The text of /etc/passwd, read when a name is first looked up.
+#[derive(Default)]
+struct Users(OnceCell<String>);
+
+impl Users {
+    fn number(&self, user: &User) -> Option<u32> {
+        let name = match user {
+            User::Number(number) => return Some(*number),
+            User::Name(name) => name,
+        };
+        let read = || read_text(Path::new("/etc/passwd"), MAX_PASSWD).unwrap_or_default();
+        let mut lines = self.0.get_or_init(read).lines().map(|line| line.split(':'));
+        let found = lines.find_map(|mut fields| (fields.next()? == name).then(|| fields.nth(1))?);
+        found?.parse().ok()
+    }
+}
+
+/// The paths in a process's file `cgroup`: of cgroup v2, and of the hierarchy of systemd.
+fn paths_of_cgroups(text: &str) -> Vec<String> {
+    let fields = text.lines().map(|line| line.splitn(3, ':').collect::<Vec<_>>());
+    let paths = fields.filter_map(|fields| match fields[..] {
+        [_, "" | "name=systemd", path] => Some(path.to_owned()),
+        _ => None,
+    });
+    paths.collect()
 }
 
 /// A port, or two with `-` between them.
@@ -325,11 +506,13 @@ enum Port {
 }
 
 impl Written {
-    fn check(self, rule: usize) -> Result<Rule, PolicyError> {
+    fn check(self, rule: usize, known: &Users) -> Result<Rule, PolicyError> {
         let lists = [
             ("peers", self.peers.as_ref().map(Vec::len)),
             ("ports", self.ports.as_ref().map(Vec::len)),
             ("programs", self.programs.as_ref().map(Vec::len)),
+            ("users", self.users.as_ref().map(Vec::len)),
+            ("cgroups", self.cgroups.as_ref().map(Vec::len)),
         ];
         if let Some((key, _)) = lists.into_iter().find(|(_, length)| *length == Some(0)) {
             return Err(PolicyError::Empty { rule, key });
@@ -346,7 +529,25 @@ impl Written {
             };
             ports(&text).ok_or(PolicyError::Port { rule, text })
         });
+        let users = self.users.unwrap_or_default().into_iter().map(|user| {
+            let number = known.number(&user);
+            number.ok_or_else(|| match user {
+                User::Number(number) => PolicyError::User { rule, user: number.to_string() },
+                User::Name(user) => PolicyError::User { rule, user },
+            })
+        });
+        let share =
+            self.share.map(|text| Share::parse(&text).ok_or(PolicyError::Share { rule, text }));
+        let share = share.transpose()?;
+        // The server answers before it knows the connection, and would take a share of the client's share.
+        let is_choice = self.allowed != AllowedProtocol::Tcp && self.when == Some(Side::Connect);
+        if share.is_some() && !is_choice {
+            return Err(PolicyError::ShareOfServer { rule });
+        }
         Ok(Rule {
+            share,
+            users: users.collect::<Result<_, _>>()?,
+            cgroups: self.cgroups.unwrap_or_default(),
             allowed: self.allowed,
             side: self.when,
             peers: peers.collect::<Result<_, _>>()?,
@@ -366,5 +567,6 @@ pub(super) fn ports(text: &str) -> Option<RangeInclusive<u16>> {
     (first <= last).then_some(first..=last)
 }
 
+mod share;
 #[cfg(test)]
 mod tests;

@@ -114,6 +114,12 @@ pub fn file() -> Option<PathBuf> {
     }
 }
 
+/// The policy file of this machine, where nothing names another one: `policy.toml` beside the file of
+/// settings. The file may be missing.
+pub fn policy_file() -> Option<PathBuf> {
+    Some(file()?.parent()?.join("policy.toml"))
+}
+
 impl Settings {
     /// Reads the file of settings. If `/etc/smc/smc.toml` does not exist, nothing is set.
     ///

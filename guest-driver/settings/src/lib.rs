@@ -5,7 +5,7 @@
 mod file;
 mod places;
 
-pub use file::{Rendezvous, Settings, SettingsError, file, parse_buffer};
+pub use file::{Rendezvous, Settings, SettingsError, file, parse_buffer, policy_file};
 pub use places::{
     CLIENT, CONTAINER, CONTAINER_STATISTICS, Fabric, MANAGEMENT, NoFabric, NotPrivate, POOL, Place,
     PlaceReport, SERVER, device_sockets, find_fabric, find_management, make_own_directory,

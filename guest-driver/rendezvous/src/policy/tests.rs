@@ -24,7 +24,7 @@ fn answer(clients: &Clients, client: IpAddr) -> AllowedProtocol {
 fn without_rules_everybody_may_speak_smc() {
     for policy in [Policy::default(), policy("")] {
         assert_eq!(connect(&policy, "192.0.2.1:80"), AllowedProtocol::Smc);
-        assert_eq!(policy.listen(80), [(Network::ALL, AllowedProtocol::Smc)]);
+        assert_eq!(policy.listen(80, None), [(Network::ALL, AllowedProtocol::Smc)]);
         assert!(!policy.depends_on_client());
     }
 }
@@ -48,11 +48,75 @@ fn the_first_rule_that_fits_decides() {
     assert_eq!(connect(&policy, "10.2.2.4:8999"), AllowedProtocol::Tcp);
     assert_eq!(connect(&policy, "[fd12::1]:8000"), AllowedProtocol::Smc);
     assert_eq!(connect(&policy, "[::ffff:10.1.9.9]:8000"), AllowedProtocol::Smc);
-    let clients = policy.listen(8000);
+    let clients = policy.listen(8000, None);
     assert_eq!(answer(&clients, "10.1.2.3".parse().unwrap()), AllowedProtocol::Tcp);
     assert_eq!(answer(&clients, "10.1.2.4".parse().unwrap()), AllowedProtocol::Smc);
     assert_eq!(answer(&clients, "10.2.2.4".parse().unwrap()), AllowedProtocol::Tcp);
     assert!(policy.depends_on_client());
+}
+
+#[test]
+fn a_rule_may_be_of_users_and_cgroups() {
+    let own = rustix::process::geteuid().as_raw();
+    let name = std::fs::read_to_string("/etc/passwd").unwrap();
+    let has_root = name.lines().any(|line| line.starts_with("root:"));
+    let root = if has_root { "'root', " } else { "" };
+    let rule = |users: &str| policy(&format!("[[rule]]\nuse = 'tcp'\nusers = [{users}]"));
+    assert_eq!(connect(&rule(&format!("{root}{own}")), "10.0.0.1:1"), AllowedProtocol::Tcp);
+    assert_eq!(connect(&rule(&(own + 1).to_string()), "10.0.0.1:1"), AllowedProtocol::Smc);
+    let text = "4:memory:/other.service\n1:name=systemd:/system.slice/a.service\n0::/one/b.scope\n";
+    for (cgroup, fits) in [
+        ("a.service", true),
+        ("b.scope", true),
+        ("one", true),
+        ("/system.slice", true),
+        ("/system.slice/", true),
+        ("/", true),
+        ("/system.slice/a.service", true),
+        ("/system", false),
+        ("/a.service", false),
+        ("a", false),
+        ("other.service", false),
+    ] {
+        let policy = policy(&format!("[[rule]]\nuse = 'tcp'\ncgroups = ['none', '{cgroup}']"));
+        let policy = policy.of_cgroups(&paths_of_cgroups(text));
+        let says = connect(&policy, "10.0.0.1:1") == AllowedProtocol::Tcp;
+        assert_eq!(says, fits, "{cgroup}");
+    }
+}
+
+#[test]
+fn a_share_is_a_clients() {
+    let to = "10.0.0.1:6379".parse().unwrap();
+    let policy = |share| {
+        policy(&format!(
+            "[[rule]]\nuse = 'smc'\nwhen = 'connect'\nports = [6379]\nshare = '{share}'"
+        ))
+    };
+    let all = |share, choice| (0..100).all(|_| policy(share).choose(&to) == choice);
+    assert!(all("0%", PolicyChoice::OutsideShare) && all("100%", PolicyChoice::Smc));
+    let half: Vec<_> = (0..200).map(|_| policy("50%").choose(&to)).collect();
+    assert!(half.contains(&PolicyChoice::Smc) && half.contains(&PolicyChoice::OutsideShare));
+    assert_eq!(policy("0%").choose(&"10.0.0.1:80".parse().unwrap()), PolicyChoice::Smc);
+    assert_eq!(policy("0%").accept(to.ip(), 6379), AllowedProtocol::Smc);
+    assert_eq!(
+        policy("7.5%").shares().map(|share| share.to_string()).collect::<Vec<_>>(),
+        ["7.50%"]
+    );
+}
+
+/// The answers for networks of an earlier policy are replaced, too.
+#[test]
+fn a_changed_policy_answers_for_the_networks_of_the_one_before() {
+    let before = policy("[[rule]]\nuse = 'tcp'\npeers = ['10.1.0.0/16']");
+    let now = policy("[[rule]]\nuse = 'tcp'\npeers = ['10.2.0.0/16']");
+    let clients = now.listen(80, Some(&before));
+    let says = |client: &str| {
+        let network = Network::parse(client).unwrap();
+        clients.iter().find(|(known, _)| *known == network).map(|(_, allowed)| *allowed)
+    };
+    assert_eq!(says("10.1.0.0/16"), Some(AllowedProtocol::Smc));
+    assert_eq!(says("10.2.0.0/16"), Some(AllowedProtocol::Tcp));
 }
 
 #[test]
@@ -69,8 +133,8 @@ fn a_rule_may_count_on_one_side_only() {
     );
     assert_eq!(connect(&policy, "192.0.2.1:443"), AllowedProtocol::Tcp);
     assert_eq!(connect(&policy, "[2001:db8::1]:443"), AllowedProtocol::Smc);
-    assert_eq!(policy.listen(443), [(Network::ALL, AllowedProtocol::Tcp)]);
-    assert_eq!(policy.listen(444), [(Network::ALL, AllowedProtocol::Smc)]);
+    assert_eq!(policy.listen(443, None), [(Network::ALL, AllowedProtocol::Tcp)]);
+    assert_eq!(policy.listen(444, None), [(Network::ALL, AllowedProtocol::Smc)]);
     assert!(!policy.depends_on_client());
 }
 
@@ -105,6 +169,12 @@ fn refuses_what_it_does_not_understand() {
         ("[[rule]]\nuse = 'tcp'\nports = ['9-8']", "`9-8` is no port"),
         ("[[rule]]\nuse = 'tcp'\nports = []", "`ports` is empty"),
         ("[[rule]]\nuse = 'tcp'\nprograms = []", "`programs` is empty"),
+        ("[[rule]]\nuse = 'tcp'\nusers = []", "`users` is empty"),
+        ("[[rule]]\nuse = 'tcp'\nusers = ['no such user']", "there is no user \"no such user\""),
+        ("[[rule]]\nuse = 'tcp'\nusers = [-1]", "expected the number or name of a user"),
+        ("[[rule]]\nuse = 'smc'\nwhen = 'connect'\nshare = '101%'", "`101%` is no share"),
+        ("[[rule]]\nuse = 'tcp'\nwhen = 'connect'\nshare = '5%'", "rule 1: a share needs"),
+        ("[[rule]]\nuse = 'smc'\nshare = '5%'", "rule 1: a share needs"),
     ] {
         let error = Policy::parse(text).unwrap_err().to_string();
         assert!(error.contains(expected), "{text}: {error}");
@@ -148,6 +218,9 @@ proptest! {
         client: u8,
     ) {
         let rules = rules.into_iter().map(|(smc, peers)| Rule {
+            users: Vec::new(),
+            cgroups: Vec::new(),
+            share: None,
             allowed: if smc { AllowedProtocol::Smc } else { AllowedProtocol::Tcp },
             side: None,
             peers,
@@ -157,7 +230,7 @@ proptest! {
         let policy = Policy { default: AllowedProtocol::Tcp, rules: rules.collect() };
         let client = Ipv6Addr::from_bits(u128::from(client & 15) << 124);
         prop_assert_eq!(
-            answer(&policy.listen(1), client.into()),
+            answer(&policy.listen(1, None), client.into()),
             policy.connect(&SocketAddr::new(client.into(), 1))
         );
     }
