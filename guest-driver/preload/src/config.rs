@@ -13,6 +13,8 @@ use smc_core::wire::ids::Eid;
 use smc_rendezvous::{AllowedProtocol, Mode, PeerRule, Policy};
 use smc_settings::Settings;
 
+use crate::policy;
+
 /// Devices, separated by colons: sockets, or directories of sockets (`*.sock`).
 const DEVICES: &str = "SMC_RUN_DEVICES";
 /// EIDs, separated by commas.
@@ -104,8 +106,11 @@ pub(crate) struct RunConfig {
     pub(crate) option: Option<String>,
     /// The reason why `smc run` could not attach the rendezvous.
     pub(crate) no_option: Option<String>,
-    /// The policy of connections allowed on SMC at all.
-    pub(crate) policy: Policy,
+    /// The policy of connections allowed on SMC at all, at the start of the program; see
+    /// [`RunConfig::policy`].
+    first_policy: Policy,
+    /// The file of the policy. `None`: the first policy stays.
+    pub(crate) policy_file: Option<PathBuf>,
     /// Directory of status files.
     pub(crate) status: Option<PathBuf>,
     /// Directory of statistics sockets, owned by the user at the program's start.
@@ -186,17 +191,20 @@ fn eids(text: &str, mistakes: &mut Vec<String>) -> Option<Vec<Eid>> {
     read.collect::<Result<_, _>>().map_err(|error| mistakes.push(error)).ok()
 }
 
-/// The rules for this program. If the file is no longer readable, no connection may be on SMC: `smc
-/// run` has read the file before, so the user meant the file to hold.
-fn policy(path: &std::ffi::OsStr) -> Policy {
-    let policy = Policy::load(std::path::Path::new(path)).unwrap_or_else(|_| Policy::none());
-    match std::env::current_exe() {
-        Ok(program) => {
-            let started_as = ism_sys::started_as().unwrap_or_else(|| program.clone());
-            policy.of_program_started_as(&program, &started_as)
-        }
-        Err(_) => policy,
-    }
+/// The file of the policy, and the rules for this program. If a named file is unreadable, no connection
+/// may be on SMC: `smc run` has read the file before, so the user meant the file to hold. The file of the
+/// machine may be missing.
+fn read_policy(named: Option<OsString>) -> (Option<PathBuf>, Policy) {
+    let is_named = named.is_some();
+    let Some(file) = named.map(PathBuf::from).or_else(smc_settings::policy_file) else {
+        return (None, Policy::default());
+    };
+    let read = match Policy::load(&file) {
+        Ok(policy) => policy.of_this_process(),
+        Err(error) if !is_named && error.is_missing() => Policy::default(),
+        Err(_) => Policy::none(),
+    };
+    (Some(file), read)
 }
 
 /// The value of a variable after a start by `smc run` with the settings of the machine. `None`: the
@@ -244,7 +252,7 @@ impl RunConfig {
         let mut config = RunConfig::read(variable);
         if let Some(mistake) = mistake {
             // The file's rules for TCP are unknown.
-            config.policy = Policy::none();
+            (config.policy_file, config.first_policy) = (None, Policy::none());
             config.mistakes.push(mistake);
         }
         Some(config)
@@ -257,7 +265,11 @@ impl RunConfig {
         let number = |name, default| text(name).parse().unwrap_or(default);
         let mut mistakes = Vec::new();
         let eids = eids(&text(EIDS), &mut mistakes);
-        let policy = variable(POLICY).map(|path| policy(&path)).unwrap_or_default();
+        let (policy_file, first_policy) = match eids {
+            Some(_) => read_policy(variable(POLICY)),
+            // Without EIDs the stack would use the default, against the user's intention.
+            None => (None, Policy::none()),
+        };
         let devices = variable(DEVICES).unwrap_or_default();
         RunConfig {
             devices: std::env::split_paths(&devices)
@@ -267,8 +279,8 @@ impl RunConfig {
             accept: rules(ACCEPT, &text(ACCEPT), &mut mistakes),
             always: rules(ALWAYS, &text(ALWAYS), &mut mistakes),
             traffic: text(TRAFFIC).parse().ok(),
-            // Without EIDs the stack would use the default, against the user's intention.
-            policy: if eids.is_some() { policy } else { Policy::none() },
+            policy_file,
+            first_policy,
             eids: eids.unwrap_or_default(),
             mistakes,
             rendezvous: match text(RENDEZVOUS).as_str() {
@@ -297,12 +309,25 @@ impl RunConfig {
     /// Whether the rules for a program are the same as for this program. `program`: a path, maybe of a
     /// link.
     pub(crate) fn has_rules_of(&self, program: &std::path::Path) -> bool {
-        let file = OWN.get().and_then(|own| own.value(POLICY));
-        file.is_none_or(|file| {
-            let all = Policy::load(std::path::Path::new(file));
+        self.policy_file.as_ref().is_none_or(|file| {
+            let all = match Policy::load(file) {
+                Err(error) if error.is_missing() => Ok(Policy::default()),
+                read => read.map(Policy::of_own_cgroups),
+            };
             let executable = program.canonicalize().unwrap_or_else(|_| program.to_owned());
-            all.is_ok_and(|all| all.of_program_started_as(&executable, program) == self.policy)
+            all.is_ok_and(|all| all.of_program_started_as(&executable, program) == *self.policy())
         })
+    }
+
+    /// The policy in force.
+    pub(crate) fn policy(&self) -> &Policy {
+        policy::changed().unwrap_or(&self.first_policy)
+    }
+
+    /// The policies before the one in force, the latest first.
+    pub(crate) fn earlier_policies(&self) -> impl Iterator<Item = &Policy> {
+        let first = policy::changed().map(|_| &self.first_policy);
+        policy::changes().skip(1).chain(first)
     }
 
     /// Whether a connection to this server is to be SMC.
@@ -313,7 +338,7 @@ impl RunConfig {
     /// Whether a rule forces SMC for connections to this server.
     pub(crate) fn forces(&self, server: &SocketAddr) -> bool {
         self.always.iter().any(|rule| rule.matches(server.ip(), server.port()))
-            || self.policy.connect(server) == AllowedProtocol::AlwaysSmc
+            || self.policy().connect(server) == AllowedProtocol::AlwaysSmc
     }
 
     /// Whether a rule names this client of this own port. The policy may still say TCP.
@@ -323,12 +348,19 @@ impl RunConfig {
 
     /// Whether a connection from this client to this own port may be SMC.
     pub(crate) fn accepts(&self, client: IpAddr, port: u16) -> bool {
-        self.names_client(client, port) && self.policy.accept(client, port) != AllowedProtocol::Tcp
+        self.names_client(client, port)
+            && self.policy().accept(client, port) != AllowedProtocol::Tcp
+    }
+
+    /// Whether a client could ever expect SMC of this own port, by any policy so far.
+    pub(crate) fn has_accepted(&self, client: IpAddr, port: u16) -> bool {
+        let smc = |policy: &Policy| policy.accept(client, port) != AllowedProtocol::Tcp;
+        self.names_client(client, port) && self.earlier_policies().any(smc)
     }
 
     /// Whether connections of all clients to all ports may be SMC, so no address needs a check.
     pub(crate) fn accepts_all(&self) -> bool {
-        self.accept.contains(&PeerRule::ALL) && self.policy.accepts_all()
+        self.accept.contains(&PeerRule::ALL) && self.policy().accepts_all()
     }
 
     /// Whether the settings name the clients allowed on SMC.
@@ -338,7 +370,7 @@ impl RunConfig {
 
     /// Whether the protocol of an accepted connection depends on the client's address.
     pub(crate) fn depends_on_client(&self) -> bool {
-        self.policy.depends_on_client() || self.names_clients()
+        self.policy().depends_on_client() || self.names_clients()
     }
 }
 

@@ -68,6 +68,16 @@ pub(crate) fn device_skipped() {
     write_no_device("processes of this server exit soon");
 }
 
+/// Reports that new connections follow a changed policy file.
+pub(crate) fn policy_changed(rules: usize) {
+    write_line(&format!("{{\"event\":\"policy\",\"rules\":{rules}}}"));
+}
+
+/// Reports a changed policy file without effect.
+pub(crate) fn policy_stays(why: &str) {
+    write_line(&format!("{{\"event\":\"policy_stays\",\"why\":{}}}", quoted(why)));
+}
+
 fn write_no_device(why: &str) {
     write_line(&format!("{{\"event\":\"no_device\",\"why\":{}}}", quoted(why)));
 }

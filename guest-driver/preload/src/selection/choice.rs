@@ -48,6 +48,7 @@ pub(super) struct TcpChoice {
 
 /// Chooses for a socket that is about to connect, and prepares the socket for the request.
 pub(super) fn choose(fd: c_int, socket: &StreamSocket, to: Option<SocketAddr>) -> Choice {
+    option::refresh_policy();
     let may_ask = socket.stage() != SocketStage::UnconnectedForTcp;
     let Some(to) = to.filter(|_| may_ask) else { return TcpChoice::expected(Fallback::Asked) };
     if let Some(plain) = worthwhile::choose_tcp(&to) {

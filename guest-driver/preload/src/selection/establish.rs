@@ -66,13 +66,14 @@ pub(crate) fn add_accepted(fd: c_int, nonblocking: bool, client: Option<SocketAd
         return;
     }
     tcp_notes::forget(fd);
+    option::refresh_policy();
     let Some(config) = config::get().filter(|config| !config.accept.is_empty()) else {
         let why =
             if config::get().is_some() { Some(&Fallback::NoRule) } else { tcp_notes::of_all() };
         why.into_iter().for_each(|why| tcp_notes::note_unseen(fd, why));
         return;
     };
-    let mut local = None;
+    let (mut local, mut left_by_policy) = (None, false);
     // Only IPv4 and IPv6 sockets have such an address.
     if client.is_none() || !config.accepts_all() {
         let Some(found) = local_address(fd) else { return };
@@ -84,7 +85,10 @@ pub(crate) fn add_accepted(fd: c_int, nonblocking: bool, client: Option<SocketAd
                 name.flatten().and_then(|name| SocketAddr::try_from(name).ok()).map(|to| to.ip())
             }
         };
-        if !ip.is_some_and(|ip| config.accepts(ip, found.port())) {
+        let is_accepted = ip.is_some_and(|ip| config.accepts(ip, found.port()));
+        // The client may expect SMC, by an answer or rule older than the policy in force.
+        left_by_policy = !is_accepted && ip.is_some_and(|ip| config.has_accepted(ip, found.port()));
+        if !is_accepted && !left_by_policy {
             let named = ip.is_some_and(|ip| config.names_client(ip, found.port()));
             tcp_notes::note(fd, if named { &Fallback::Policy } else { &Fallback::NoRule });
             return;
@@ -97,15 +101,17 @@ pub(crate) fn add_accepted(fd: c_int, nonblocking: bool, client: Option<SocketAd
             let local = local.or_else(|| local_address(fd));
             local.iter().for_each(worthwhile::count_tcp);
             let names = KnownNames { local, peer: client };
-            status::accepted_on_tcp(fd, borrowed(fd), names, option::why_not_proposed());
+            let why = if left_by_policy { Fallback::Policy } else { option::why_not_proposed() };
+            status::accepted_on_tcp(fd, borrowed(fd), names, why);
         }
         AcceptAction::Peek { timeout, announced } => {
             if announced {
                 local = local.or_else(|| local_address(fd));
             }
-            let server = ServerSide::new(local, announced, timeout);
+            let mut server = ServerSide::new(local, announced, timeout);
+            server.left_by_policy = left_by_policy;
             let socket = StreamSocket::accepted(server, nonblocking);
-            if options::has_inherited(fd) {
+            if left_by_policy || options::has_inherited(fd) {
                 socket.decision.forbid_proposal();
             }
             DESCRIPTORS.install(fd, Descriptor::Stream(socket));

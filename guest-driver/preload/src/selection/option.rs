@@ -13,14 +13,15 @@ use guest_driver::Fallback;
 use ism_sys::OnceBox;
 use smc_core::handshake::FallbackReason;
 use smc_rendezvous::{
-    AllowedProtocol, ClientAction, Mode, PROPOSAL_TIMEOUT, PeerDiscovery, Rendezvous, ServerAction,
+    ClientAction, Mode, PROPOSAL_TIMEOUT, PeerDiscovery, Policy, PolicyChoice, Rendezvous,
+    ServerAction,
 };
 
 use crate::selection::server_memory::ServerRecord;
-use crate::selection::{answering_listeners, listening_ports, own_calls, session};
+use crate::selection::{answering_listeners, kernel_sockets, listening_ports, own_calls, session};
 use crate::socket::smc_request::SmcRequest;
 use crate::sys::{borrowed, local_address, raw};
-use crate::{config, fork, status};
+use crate::{config, fork, policy, status};
 
 /// The rendezvous as adopted by this process, for the rest of its life. Most processes of a shell
 /// or a build never make a connection, so the first use adopts the rendezvous.
@@ -79,7 +80,8 @@ fn adopt() -> Option<&'static PeerDiscovery> {
         return None;
     }
     let passed = config.option.as_deref();
-    let discovery = PeerDiscovery::adopt(config.rendezvous, passed, config.policy.clone());
+    // The policy of this process may change, so the callers ask it.
+    let discovery = PeerDiscovery::adopt(config.rendezvous, passed, Policy::default());
     if discovery.rendezvous().is_none() && discovery.mode() == Mode::Required {
         status::no_option();
     }
@@ -178,8 +180,10 @@ pub(super) fn before_connect(
     let (Some(config), Some(discovery)) = (config::get(), discovery()) else {
         return Err(Fallback::NoRule);
     };
-    if config.policy.connect(to) == AllowedProtocol::Tcp {
-        return Err(Fallback::Policy);
+    match config.policy().choose(to) {
+        PolicyChoice::Smc => {}
+        PolicyChoice::Tcp => return Err(Fallback::Policy),
+        PolicyChoice::OutsideShare => return Err(Fallback::OutsideShare),
     }
     own_calls::look_at_files();
     let port = to.port();
@@ -274,12 +278,27 @@ pub(crate) fn before_listen(fd: c_int) {
     if config.accept.iter().any(|rule| rule.has_port(local.port())) && !may_migrate(fd) {
         // A socket already listening may have clients without an answer.
         let is_first = raw::socket_option(fd, libc::SOL_SOCKET, libc::SO_ACCEPTCONN) == Ok(0);
-        if discovery.listen(borrowed(fd)) {
+        if discovery.listen_by(config.policy(), config.earlier_policies().next(), borrowed(fd)) {
             answering_listeners::note();
             if is_first {
                 answering_listeners::add(fd);
             }
         }
+    }
+}
+
+/// Reads a changed policy file, before the policy decides on a new connection. Listeners of this process
+/// then answer by the new policy. A listener that need not answer any more goes on to do so, and the
+/// Proposals of its clients are declined.
+#[inline]
+pub(super) fn refresh_policy() {
+    if policy::refresh() {
+        let option = |fd: &c_int, name| raw::socket_option(*fd, libc::SOL_SOCKET, name);
+        let is_listener = |fd: &c_int| {
+            option(fd, libc::SO_ACCEPTCONN) == Ok(1)
+                && option(fd, libc::SO_PROTOCOL) == Ok(libc::IPPROTO_TCP)
+        };
+        kernel_sockets::open_descriptors().into_iter().filter(is_listener).for_each(before_listen);
     }
 }
 

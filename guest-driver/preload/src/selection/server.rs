@@ -257,8 +257,21 @@ fn stay_on_tcp(descriptor: &DescriptorRef, fd: c_int) {
     if let Some(local) = server.and_then(|server| server.listener.as_ref()) {
         worthwhile::count_tcp(local);
     }
-    status::server_stays_on_tcp(fd, borrowed(fd), option::why_not_proposed());
+    status::server_stays_on_tcp(fd, borrowed(fd), why_not_proposed(descriptor));
     complete_with_tcp(descriptor, fd, borrowed(fd));
+}
+
+/// Whether the connection stays on TCP by a policy changed since its client learned of SMC.
+fn is_left_by_policy(descriptor: &DescriptorRef) -> bool {
+    let server = descriptor.stream().and_then(|socket| socket.side.server());
+    server.is_some_and(|server| server.left_by_policy)
+}
+
+fn why_not_proposed(descriptor: &DescriptorRef) -> Fallback {
+    match is_left_by_policy(descriptor) {
+        true => Fallback::Policy,
+        false => option::why_not_proposed(),
+    }
 }
 
 /// Declines a Proposal on the program's own descriptor: there are none left, or no threads.
@@ -290,11 +303,14 @@ fn serve(
         false => None,
     };
     let Some(session) = session else {
-        status::server_stays_on_tcp(fd, &tcp, option::why_not_proposed());
+        status::server_stays_on_tcp(fd, &tcp, why_not_proposed(descriptor));
         complete_with_tcp(descriptor, fd, &tcp);
         return None;
     };
     let mut incoming = session.incoming(tcp, first_bytes);
+    if is_left_by_policy(descriptor) {
+        incoming.leave_by_policy();
+    }
     match step(&mut incoming).transpose() {
         Some(result) => {
             complete(descriptor, fd, result);

@@ -4,7 +4,7 @@
 use std::ffi::OsString;
 use std::process::Command;
 
-use smc_rendezvous::{Policy, PolicyError, Rendezvous};
+use smc_rendezvous::{Policy, Rendezvous};
 
 use super::RunArgs;
 use crate::error::CliError;
@@ -24,14 +24,16 @@ pub(super) fn pass_on(
     let failed = |why: String| CliError::Run { program: name.to_string_lossy().into_owned(), why };
     let mut options = smc_rendezvous::Options::default();
     command.env_remove("SMC_RUN_POLICY");
+    let of_machine = smc_settings::policy_file().filter(|_| args.policy.is_none());
+    if let Some(file) = args.policy.as_ref().or(of_machine.as_ref()) {
+        match Policy::load(file) {
+            Ok(policy) => options.policy = policy,
+            // The program looks for the file of the machine, too.
+            Err(error) if error.is_missing() && of_machine.is_some() => {}
+            Err(error) => return Err(failed(error.in_file(file))),
+        }
+    }
     if let Some(file) = &args.policy {
-        options.policy = Policy::load(file).map_err(|error| {
-            failed(match error {
-                PolicyError::File { .. } => error.to_string(),
-                // The error has the line, but not the file.
-                _ => format!("{}: {error}", file.display()),
-            })
-        })?;
         let file = std::path::absolute(file).unwrap_or_else(|_| file.clone());
         command.env("SMC_RUN_POLICY", file);
     }

@@ -37,6 +37,8 @@ pub(crate) struct ServerSide {
     /// How long the server waits for the client's first bytes. After this time the server takes the
     /// client for one without SMC.
     pub(crate) detect_timeout: Duration,
+    /// The policy has changed, and a Proposal is to be declined.
+    pub(crate) left_by_policy: bool,
     /// A call has postponed the handshake.
     postponed: AtomicBool,
 }
@@ -128,7 +130,7 @@ impl ServerSide {
         announced: bool,
         detect_timeout: Duration,
     ) -> ServerSide {
-        ServerSide { listener, announced, detect_timeout, postponed: AtomicBool::new(false) }
+        ServerSide { listener, announced, detect_timeout, ..ServerSide::default() }
     }
 
     /// Stores that a call has postponed the handshake.
