@@ -6,7 +6,7 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use guest_driver::go_program::Door;
-use smc_rendezvous::Rendezvous;
+use smc_rendezvous::{Policy, Rendezvous};
 use smc_settings::{Place, PlaceReport};
 use virtio_ism::transport::pci::{self, Binding};
 
@@ -22,6 +22,7 @@ pub(super) fn all() -> Vec<Finding> {
     findings.push(functions());
     findings.push(rdma());
     findings.push(option());
+    findings.extend(policy());
     findings.push(kernel_smc());
     findings.extend(limits::all());
     findings
@@ -88,6 +89,30 @@ fn sockets() -> Vec<Finding> {
         findings.push(Finding::new(FABRIC, Status::No, says).grant(grant));
     }
     findings
+}
+
+/// The policy file of this machine, if there is one.
+fn policy() -> Option<Finding> {
+    let settings = crate::settings::load().unwrap_or_default();
+    let named = std::env::var_os("SMC_POLICY").map(PathBuf::from).or(settings.policy);
+    let is_named = named.is_some();
+    let file = named.or_else(smc_settings::policy_file)?;
+    let policy = match Policy::load(&file) {
+        Ok(policy) => policy,
+        Err(error) if error.is_missing() && !is_named => return None,
+        Err(error) => {
+            let says = format!("{}: running programs keep their rules", error.in_file(&file));
+            return Some(Finding::new("policy", Status::Broken, says));
+        }
+    };
+    let shares: Vec<_> = policy.shares().map(|share| share.to_string()).collect();
+    let shares = match shares.is_empty() {
+        true => String::new(),
+        false => format!("; shares of connections: {}", shares.join(", ")),
+    };
+    let rules = if policy.len() == 1 { "1 rule".into() } else { format!("{} rules", policy.len()) };
+    let says = format!("{}: {rules}{shares}", file.display());
+    Some(Finding::new("policy", Status::Ok, says))
 }
 
 const FABRIC: &str = "fabric";
