@@ -3,7 +3,7 @@
 //!
 //! From the ground up: [`virtqueue`] has the queues of a device, [`transport`] the ways to reach
 //! one, and the items of this level are the driver itself: [`IsmDevice`], [`OwnDmb`], [`PeerDmb`].
-#![deny(unsafe_code)]
+#![forbid(unsafe_code)]
 
 mod ism;
 pub mod transport;

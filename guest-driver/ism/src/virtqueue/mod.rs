@@ -17,7 +17,6 @@ mod memory;
 mod moves;
 mod path;
 mod queues;
-#[allow(unsafe_code, reason = "rings lie in memory that the device changes")]
 mod split;
 mod wiring;
 

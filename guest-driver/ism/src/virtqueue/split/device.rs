@@ -32,10 +32,10 @@ impl DeviceSide {
         address.wrapping_sub(self.shift) as usize - self.pool.address()
     }
     fn u16(&self, address: u64) -> u16 {
-        self.pool.atomic_u16(self.at(address)).unwrap().load(Ordering::Acquire)
+        u16::from_le(self.pool.atomic_u16(self.at(address)).unwrap().load(Ordering::Acquire))
     }
     fn set_u16(&self, address: u64, value: u16) {
-        self.pool.atomic_u16(self.at(address)).unwrap().store(value, Ordering::Release);
+        self.pool.atomic_u16(self.at(address)).unwrap().store(value.to_le(), Ordering::Release);
     }
     /// The head of the next chain.
     pub(crate) fn next(&mut self) -> Option<u16> {
@@ -58,8 +58,8 @@ impl DeviceSide {
     }
     pub(crate) fn put(&mut self, head: u32, len: u32) {
         let entry = self.ring.used + 4 + 8 * (u64::from(self.used) % self.n());
-        self.pool.copy_in(self.at(entry), &head.to_ne_bytes()).unwrap();
-        self.pool.copy_in(self.at(entry) + 4, &len.to_ne_bytes()).unwrap();
+        self.pool.copy_in(self.at(entry), &head.to_le_bytes()).unwrap();
+        self.pool.copy_in(self.at(entry) + 4, &len.to_le_bytes()).unwrap();
         self.used = self.used.wrapping_add(1);
         self.set_u16(self.ring.used + 2, self.used);
     }

@@ -1,50 +1,47 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The driver side of one virtqueue (split ring) in memory shared with a device.
 //!
-//! `virtio-drivers`' `VirtQueue` keeps descriptors and rings; this wrapper makes the queue safe to use and
-//! adds:
+//! A buffer comes with both its addresses, in this process and on the bus, so sharing needs no lookup. The
+//! device may write anything at any time: descriptors and indices of the driver are kept in private memory,
+//! and an id not in flight is an error. All words are little-endian (virtio 1.3, 2.7), whatever the machine.
 //!
-//! - Addresses: a buffer comes with both its addresses, in this process and on the bus. Sharing needs no
-//!   lookup, and one process can have any number of devices.
-//! - Completions: an id not in flight is an error, never a panic.
-//! - Notifications: this wrapper applies the rules of EVENT_IDX (virtio 1.3, 2.7.7 and 2.7.10), with the
-//!   needed fences. `VirtQueue` itself runs with the feature off and so never touches `used_event`.
+//! Notifications follow the rules of EVENT_IDX (virtio 1.3, 2.7.7 and 2.7.10), with the needed fences.
 
 use std::sync::atomic::{Ordering, fence};
-
-use virtio_drivers::PAGE_SIZE;
-use virtio_drivers::queue::VirtQueue;
 
 use ism_sys::SharedSlice;
 
 #[cfg(test)]
 pub(crate) mod device;
-mod hal;
 #[cfg(test)]
 mod tests;
 mod types;
 
 pub use types::{DmaSpan, QueueAddresses, SplitQueueError, UsedChain};
 
-use hal::{AddressCatcher, SharedHal, with_ring_memory, with_translation};
+/// Flag of a descriptor: another one follows.
+const NEXT: u16 = 1;
+/// Flag of a descriptor: the device writes the buffer.
+const WRITE: u16 = 2;
 
 #[derive(Clone, Copy)]
 struct InFlight {
-    readable: Option<DmaSpan>,
-    writable: Option<DmaSpan>,
+    // The descriptor behind the head.
+    second: Option<u16>,
+    room: u32,
     cookie: u32,
 }
 
 /// The driver side of a virtqueue with `N` entries (a power of two).
 pub struct SplitQueue<const N: usize> {
-    queue: Box<VirtQueue<SharedHal, N>>,
     addresses: QueueAddresses,
     pool: SharedSlice,
-    // Holds the rings, at the offsets below.
+    // Holds the descriptors, and at the offsets below the rings.
     memory: SharedSlice,
-    available_at: usize,
-    used_at: usize,
     event_idx: bool,
+    // Descriptors in no chain.
+    free: Vec<u16>,
+    // By the head of the chain.
     in_flight: Box<[Option<InFlight>]>,
     // Chains added (the available index) and popped (the last used index), modulo 2^16.
     added: u16,
@@ -56,18 +53,27 @@ pub struct SplitQueue<const N: usize> {
 }
 
 impl<const N: usize> SplitQueue<N> {
-    /// Bytes of page-aligned memory needed by the ring.
-    pub const MEMORY: usize = {
-        let driver = 16 * N + 2 * (3 + N);
-        let device = 2 * 3 + 8 * N;
-        driver.next_multiple_of(PAGE_SIZE) + device.next_multiple_of(PAGE_SIZE)
+    /// Offset of the available ring: flags, index, `N` heads, used event.
+    const AVAILABLE: usize = {
+        assert!(N.is_power_of_two() && N <= 1 << 15);
+        16 * N
     };
+
+    /// Offset of the used ring: flags, index, `N` elements, available event. No cache line holds words of
+    /// both sides.
+    const USED: usize = (Self::AVAILABLE + 2 * (3 + N)).next_multiple_of(128);
+
+    /// Bytes of memory needed by the ring.
+    pub const MEMORY: usize = Self::USED + 2 * 3 + 8 * N;
+
+    /// Alignment of the descriptors (virtio 1.3, 2.7), bytes.
+    const ALIGN: usize = 16;
 
     /// Makes an empty queue for buffers in `pool`, with interrupts suppressed. Its rings lie in `memory`,
     /// contiguous on the bus from bus address `gpa`.
     ///
     /// # Errors
-    /// `memory` is too small or not page-aligned.
+    /// `memory` is too small or not aligned to 16 bytes.
     pub fn new(
         pool: SharedSlice,
         memory: SharedSlice,
@@ -75,24 +81,22 @@ impl<const N: usize> SplitQueue<N> {
         event_idx: bool,
     ) -> Result<SplitQueue<N>, SplitQueueError> {
         let refused = SplitQueueError::Memory { address: memory.address(), len: memory.len() };
-        if memory.len() < Self::MEMORY || !memory.address().is_multiple_of(PAGE_SIZE) {
+        let is_aligned = (memory.address() as u64 | gpa).is_multiple_of(Self::ALIGN as u64);
+        if memory.len() < Self::MEMORY || !is_aligned {
             return Err(refused);
         }
         memory.zero(0, Self::MEMORY).map_err(|_| refused)?;
-        let mut catcher = AddressCatcher { size: N as u32, caught: None };
-        let queue =
-            with_ring_memory(&memory, gpa, || VirtQueue::new(&mut catcher, 0, false, false))
-                .map(Box::new)
-                .map_err(|_| refused)?;
-        let addresses = catcher.caught.ok_or(refused)?;
         let mut ring = SplitQueue {
-            queue,
-            available_at: (addresses.available - gpa) as usize,
-            used_at: (addresses.used - gpa) as usize,
-            addresses,
+            addresses: QueueAddresses {
+                size: N as u16,
+                descriptors: gpa,
+                available: gpa + Self::AVAILABLE as u64,
+                used: gpa + Self::USED as u64,
+            },
             pool,
             memory,
             event_idx,
+            free: (0..N as u16).rev().collect(),
             in_flight: vec![None; N].into_boxed_slice(),
             added: 0,
             popped: 0,
@@ -111,7 +115,7 @@ impl<const N: usize> SplitQueue<N> {
 
     /// Number of free descriptors.
     pub fn free(&self) -> usize {
-        self.queue.available_desc()
+        self.free.len()
     }
 
     /// Makes a chain available to the device: a readable part, then a writable part (at least one
@@ -129,19 +133,32 @@ impl<const N: usize> SplitQueue<N> {
         if let Some(broken) = self.broken {
             return Err(broken);
         }
-        let readable_at = readable.map(|span| self.locate(span)).transpose()?;
-        let writable_at = writable.map(|span| self.locate(span)).transpose()?;
-        let head = self
-            .with_buffers(readable_at, writable_at, |queue, inputs, outputs| {
-                // SAFETY: the buffers lie in the pool, which `self` keeps mapped; by the contract of this
-                // method the buffers are left alone until popped, and only their addresses are used.
-                with_translation(readable, writable, || unsafe { queue.add(inputs, outputs) })
-            })
-            .map_err(|_| SplitQueueError::Full)?;
-        self.added = self.added.wrapping_add(1);
-        if let Some(slot) = self.in_flight.get_mut(usize::from(head)) {
-            *slot = Some(InFlight { readable, writable, cookie });
+        for span in [readable, writable].into_iter().flatten() {
+            self.check(span)?;
         }
+        let (first, flags) = match (readable, writable) {
+            (Some(readable), _) => (readable, 0),
+            (None, Some(writable)) => (writable, WRITE),
+            (None, None) => return Err(SplitQueueError::Full),
+        };
+        let both = readable.and(writable);
+        if self.free.len() < 1 + usize::from(both.is_some()) {
+            return Err(SplitQueueError::Full);
+        }
+        let head = self.free.pop().ok_or(SplitQueueError::Full)?;
+        let second = both.and_then(|span| {
+            let second = self.free.pop()?;
+            self.describe(second, span, WRITE, None);
+            Some(second)
+        });
+        self.describe(head, first, flags, second);
+        self.in_flight[usize::from(head)] =
+            Some(InFlight { second, room: writable.map_or(0, |span| span.len), cookie });
+        let slot = usize::from(self.added) % N;
+        self.store_u16(Self::AVAILABLE + 4 + 2 * slot, head);
+        self.added = self.added.wrapping_add(1);
+        // The Release of this store is for the device's Acquire of the index: descriptors and head come first.
+        self.store_u16(Self::AVAILABLE + 2, self.added);
         Ok(())
     }
 
@@ -156,10 +173,10 @@ impl<const N: usize> SplitQueue<N> {
         // device stores its event index, fences, and loads the available index.
         fence(Ordering::SeqCst);
         if self.event_idx {
-            let event = self.load_u16(self.used_at + 4 + 8 * N);
+            let event = self.load_u16(Self::USED + 4 + 8 * N);
             new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old)
         } else {
-            self.load_u16(self.used_at) & 1 == 0
+            self.load_u16(Self::USED) & 1 == 0
         }
     }
 
@@ -171,39 +188,31 @@ impl<const N: usize> SplitQueue<N> {
         if let Some(broken) = self.broken {
             return Err(broken);
         }
-        let Some(id) = self.queue.peek_used() else { return Ok(None) };
-        match self.pop_known(id) {
-            Some(done) => Ok(Some(done)),
-            None => {
-                let error = SplitQueueError::BadCompletion { id };
-                self.broken = Some(error);
-                Err(error)
-            }
+        if !self.can_pop() {
+            return Ok(None);
         }
-    }
-
-    fn pop_known(&mut self, id: u16) -> Option<UsedChain> {
-        let chain = self.in_flight.get_mut(usize::from(id))?.take()?;
-        let readable_at = chain.readable.map(|span| self.locate(span)).transpose().ok()?;
-        let writable_at = chain.writable.map(|span| self.locate(span)).transpose().ok()?;
-        let written = self
-            .with_buffers(readable_at, writable_at, |queue, inputs, outputs| {
-                // SAFETY: these are the buffers added under this id (`in_flight`).
-                unsafe { queue.pop_used(id, inputs, outputs) }
-            })
-            .ok()?;
+        let element = Self::USED + 4 + 8 * (usize::from(self.popped) % N);
+        let (id, written) = (self.load_u32(element), self.load_u32(element + 4));
+        let slot = usize::try_from(id).ok().and_then(|id| self.in_flight.get_mut(id));
+        let Some(chain) = slot.and_then(Option::take) else {
+            let error = SplitQueueError::BadCompletion { id };
+            self.broken = Some(error);
+            return Err(error);
+        };
+        self.free.extend(chain.second);
+        self.free.push(id as u16);
         self.popped = self.popped.wrapping_add(1);
         if !self.armed && self.popped.is_multiple_of(1 << 12) {
             // The event index must stay far from the used index.
             self.suppress_now();
         }
-        let room = chain.writable.map_or(0, |span| span.len);
-        Some(UsedChain { cookie: chain.cookie, written: written.min(room) })
+        Ok(Some(UsedChain { cookie: chain.cookie, written: written.min(chain.room) }))
     }
 
     /// Whether [`pop`](Self::pop) returns a chain or an error.
     pub fn can_pop(&self) -> bool {
-        self.broken.is_some() || self.queue.can_pop()
+        // The Acquire of this load makes the element and the written bytes visible.
+        self.broken.is_some() || self.load_u16(Self::USED + 2) != self.popped
     }
 
     /// Asks for one interrupt at the next completion. `false`: there is a completion already, so do
@@ -211,9 +220,9 @@ impl<const N: usize> SplitQueue<N> {
     pub fn arm(&mut self) -> bool {
         self.armed = true;
         if self.event_idx {
-            self.store_u16(self.available_at + 4 + 2 * N, self.popped);
+            self.store_u16(Self::AVAILABLE + 4 + 2 * N, self.popped);
         } else {
-            self.store_u16(self.available_at, 0);
+            self.store_u16(Self::AVAILABLE, 0);
         }
         // Orders the store of the event index before the load of the used index. The device stores
         // the used index, fences, and loads the event index.
@@ -232,66 +241,50 @@ impl<const N: usize> SplitQueue<N> {
     fn suppress_now(&self) {
         if self.event_idx {
             // An index just passed: 65,535 completions away.
-            self.store_u16(self.available_at + 4 + 2 * N, self.popped.wrapping_sub(1));
+            self.store_u16(Self::AVAILABLE + 4 + 2 * N, self.popped.wrapping_sub(1));
         } else {
-            self.store_u16(self.available_at, 1);
+            self.store_u16(Self::AVAILABLE, 1);
         }
     }
 
-    /// The pool offset of a buffer.
-    fn locate(&self, span: DmaSpan) -> Result<(usize, usize), SplitQueueError> {
+    /// Whether the pool has the whole buffer.
+    fn check(&self, span: DmaSpan) -> Result<(), SplitQueueError> {
         let refused = SplitQueueError::Buffer(span);
         let offset = span.address.checked_sub(self.pool.address()).ok_or(refused)?;
         let len = span.len as usize;
         if len == 0 || offset > self.pool.len() || len > self.pool.len() - offset {
             return Err(refused);
         }
-        Ok((offset, len))
+        Ok(())
     }
 
-    /// Calls `f` with the buffers in the form of `VirtQueue`.
-    fn with_buffers<R>(
-        &mut self,
-        readable: Option<(usize, usize)>,
-        writable: Option<(usize, usize)>,
-        f: impl for<'a> FnOnce(
-            &mut VirtQueue<SharedHal, N>,
-            &'a [&'a [u8]],
-            &'a mut [&'a mut [u8]],
-        ) -> R,
-    ) -> R {
-        let base = self.pool.start().as_ptr();
-        let mut input: [&[u8]; 1] = [&[]];
-        let mut output: [&mut [u8]; 1] = [&mut []];
-        let inputs = match readable {
-            Some((offset, len)) => {
-                // SAFETY: `locate` checked the range against the mapped pool. The reference lives for the
-                // call below only, which uses its address and length and never the bytes (`SharedHal` neither
-                // reads nor copies).
-                input = [unsafe { std::slice::from_raw_parts(base.add(offset), len) }];
-                &input[..]
+    /// Writes a descriptor: address, length, flags, next descriptor.
+    fn describe(&self, descriptor: u16, span: DmaSpan, flags: u16, next: Option<u16>) {
+        let (flags, next) = next.map_or((flags, 0), |next| (flags | NEXT, next));
+        let rest = u64::from(span.len) | u64::from(flags) << 32 | u64::from(next) << 48;
+        let at = 16 * usize::from(descriptor);
+        for (at, word) in [(at, span.gpa), (at + 8, rest)] {
+            if let Ok(place) = self.memory.atomic_u64(at) {
+                place.store(word.to_le(), Ordering::Relaxed);
             }
-            None => &input[..0],
-        };
-        let outputs = match writable {
-            Some((offset, len)) => {
-                // SAFETY: as above.
-                output = [unsafe { std::slice::from_raw_parts_mut(base.add(offset), len) }];
-                &mut output[..]
-            }
-            None => &mut output[..0],
-        };
-        f(&mut self.queue, inputs, outputs)
+        }
     }
+
+    // The offsets of words are the ring's own: in bounds and aligned.
 
     fn load_u16(&self, offset: usize) -> u16 {
-        // The offsets are the ring's own: in bounds and even.
-        self.memory.atomic_u16(offset).map_or(0, |word| word.load(Ordering::Acquire))
+        let word = self.memory.atomic_u16(offset);
+        word.map_or(0, |word| u16::from_le(word.load(Ordering::Acquire)))
+    }
+
+    fn load_u32(&self, offset: usize) -> u32 {
+        let word = self.memory.atomic_u32(offset);
+        word.map_or(0, |word| u32::from_le(word.load(Ordering::Relaxed)))
     }
 
     fn store_u16(&self, offset: usize, value: u16) {
         if let Ok(word) = self.memory.atomic_u16(offset) {
-            word.store(value, Ordering::Release);
+            word.store(value.to_le(), Ordering::Release);
         }
     }
 }

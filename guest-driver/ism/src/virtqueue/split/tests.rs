@@ -108,7 +108,7 @@ fn a_completion_that_is_not_in_flight_breaks_the_ring_and_nothing_else() {
         ring.pop().unwrap();
         device.put(id, 0);
         let error = ring.pop().unwrap_err();
-        assert_eq!(error, SplitQueueError::BadCompletion { id: id as u16 });
+        assert_eq!(error, SplitQueueError::BadCompletion { id });
         assert_eq!(ring.pop(), Err(error));
         assert_eq!(ring.add(None, Some(span), 1), Err(error));
         assert!(ring.can_pop(), "a thread that waits must see the error");

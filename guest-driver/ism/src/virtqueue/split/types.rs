@@ -39,7 +39,7 @@ pub struct UsedChain {
 /// Errors of a virtqueue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum SplitQueueError {
-    /// The memory for the ring is too small, not aligned to a page, or not part of the pool.
+    /// The memory for the ring is too small, or not aligned to 16 bytes.
     #[error("{len} bytes at {address:#x} cannot hold a ring")]
     Memory {
         /// Address of the memory.
@@ -53,11 +53,10 @@ pub enum SplitQueueError {
     /// No descriptor is left for now.
     #[error("the ring is full")]
     Full,
-    /// The device returned a chain not in flight, or changed a used element after its publication. The queue
-    /// can no longer be used.
+    /// The device returned a chain not in flight. The queue can no longer be used.
     #[error("the device returned chain {id}, which is not in flight")]
     BadCompletion {
         /// The id returned by the device.
-        id: u16,
+        id: u32,
     },
 }
