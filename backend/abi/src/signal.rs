@@ -25,6 +25,8 @@
 //! U3 sets the line's bit, U4 takes the slab's armed word. Only users of lines with KICK or SLAB set raise
 //! the slab's line.
 //!
+//! The words are little-endian, as all of the device's.
+//!
 //! Spurious wake-ups are allowed. A device able to write a line can only cause spurious wake-ups, or stall
 //! its own connections until the sleeper's timeout.
 
@@ -54,6 +56,12 @@ bitflags! {
 /// hostile owner cannot make the call last.
 pub const MAX_FUTEX_SLEEPERS: u32 = 64;
 
+/// The armed word in memory, for FUTEX_WAIT: its earlier bits, and those of the thread about to sleep.
+#[inline]
+pub fn sleeper_word(before: u32, how: Sleepers) -> u32 {
+    (before | how.bits()).to_le()
+}
+
 /// One signal line, at any place.
 #[derive(Clone, Copy, Debug)]
 pub struct Line<'a> {
@@ -71,13 +79,13 @@ impl Line<'_> {
     #[must_use = "not empty means: wake the owner"]
     pub fn raise(&self, bit: u8) -> Sleepers {
         // Release: partner of the Acquire in `take`.
-        self.pend.fetch_or(1 << (bit & 63), Ordering::Release);
+        self.pend.fetch_or((1u64 << (bit & 63)).to_le(), Ordering::Release);
         // Orders the bit before the load of `armed`; partner of the fence in `arm_as`.
         fence(Ordering::SeqCst);
         if self.armed.load(Ordering::Relaxed) == 0 {
             return Sleepers::empty();
         }
-        Sleepers::from_bits_retain(self.armed.swap(0, Ordering::Relaxed))
+        Sleepers::from_bits_retain(u32::from_le(self.armed.swap(0, Ordering::Relaxed)))
     }
 
     /// User: like [`raise`](Self::raise), if owner and user support slab lines. `slab` is the slab's line for
@@ -87,16 +95,16 @@ impl Line<'_> {
     pub fn raise_in(&self, bit: u8, number: u16, slab: SlabLine<'_>) -> Sleepers {
         // Both as in `raise`. The fence also orders payload and cursors before the load of the slab's pending
         // bits in `SlabLine::raise`.
-        self.pend.fetch_or(1 << (bit & 63), Ordering::Release);
+        self.pend.fetch_or((1u64 << (bit & 63)).to_le(), Ordering::Release);
         fence(Ordering::SeqCst);
-        let armed = Sleepers::from_bits_retain(self.armed.load(Ordering::Relaxed));
+        let armed = Sleepers::from_bits_retain(u32::from_le(self.armed.load(Ordering::Relaxed)));
         if armed.is_empty() {
             return armed;
         }
         let mut sleepers = Sleepers::empty();
         if armed != Sleepers::SLAB {
-            let before = self.armed.fetch_and(Sleepers::SLAB.bits(), Ordering::Relaxed);
-            sleepers = Sleepers::from_bits_retain(before) - Sleepers::SLAB;
+            let before = self.armed.fetch_and(Sleepers::SLAB.bits().to_le(), Ordering::Relaxed);
+            sleepers = Sleepers::from_bits_retain(u32::from_le(before)) - Sleepers::SLAB;
         }
         // An owner kicked for the line finds the line by the slab's bit.
         if (armed | sleepers) - Sleepers::FUTEX != Sleepers::empty() && slab.raise(number) {
@@ -110,8 +118,8 @@ impl Line<'_> {
     /// An owner turning this on reads the control words afterwards.
     pub fn set_in_slab(&self, on: bool) {
         match on {
-            true => self.armed.fetch_or(Sleepers::SLAB.bits(), Ordering::Relaxed),
-            false => self.armed.fetch_and(!Sleepers::SLAB.bits(), Ordering::Relaxed),
+            true => self.armed.fetch_or(Sleepers::SLAB.bits().to_le(), Ordering::Relaxed),
+            false => self.armed.fetch_and(!Sleepers::SLAB.bits().to_le(), Ordering::Relaxed),
         };
         // Orders the bit before the read of the control words; partner of the fence in `raise_in`.
         fence(Ordering::SeqCst);
@@ -124,7 +132,7 @@ impl Line<'_> {
         if self.pend.load(Ordering::Relaxed) == 0 {
             return 0;
         }
-        self.pend.swap(0, Ordering::Acquire)
+        u64::from_le(self.pend.swap(0, Ordering::Acquire))
     }
 
     /// Owner: announces a sleep until a kick (O2, O3); `false` if data is pending, so the owner must not
@@ -139,7 +147,7 @@ impl Line<'_> {
 
     /// Owner: like [`arm`](Self::arm), for a thread woken in this way. Also returns the previous word.
     ///
-    /// A thread sleeping on the word expects the previous word with its own bit set. If
+    /// A thread sleeping on the word expects [`sleeper_word`] of the previous word and its own bit. If
     /// [`FUTEX`](Sleepers::FUTEX) was not set before, a user has taken the word since another thread of the
     /// owner armed the line. The other thread may be about to sleep, and now finds its expected word,
     /// although no user will wake it. So the caller wakes the other threads, whether or not the caller
@@ -148,7 +156,7 @@ impl Line<'_> {
     #[must_use = "false means: do not sleep"]
     pub fn arm_as(&self, how: Sleepers) -> (u32, bool) {
         // A read-modify-write, like every write to `armed`: ordered after any disarm.
-        let before = self.armed.fetch_or(how.bits(), Ordering::Relaxed);
+        let before = u32::from_le(self.armed.fetch_or(how.bits().to_le(), Ordering::Relaxed));
         // Orders `armed` before the load of `pend`; partner of the fence in `raise`.
         fence(Ordering::SeqCst);
         (before, self.pend.load(Ordering::Relaxed) == 0)
@@ -165,13 +173,13 @@ impl Line<'_> {
     /// the line.
     #[inline]
     pub fn is_taken(&self, how: Sleepers) -> bool {
-        self.armed.load(Ordering::Relaxed) & how.bits() == 0
+        self.armed.load(Ordering::Relaxed) & how.bits().to_le() == 0
     }
 
     /// Owner: undoes [`arm_as`](Self::arm_as), after the last thread with this way of waking woke.
     #[inline]
     pub fn disarm_as(&self, how: Sleepers) {
-        self.armed.fetch_and(!how.bits(), Ordering::Relaxed);
+        self.armed.fetch_and(!how.bits().to_le(), Ordering::Relaxed);
     }
 
     /// Owner: undoes `arm`, after its last thread woke.
@@ -197,7 +205,7 @@ impl SlabLine<'_> {
     /// kicking for a thread asleep on a word also calls this function.
     #[inline]
     pub fn raise(&self, number: u16) -> bool {
-        let bit = 1 << (number & 63);
+        let bit = (1u64 << (number & 63)).to_le();
         // A bit still set is untaken, and the owner taking it checks for data afterwards.
         if self.pend.load(Ordering::Relaxed) & bit == 0 {
             // Release: partner of the Acquire in `take`.
@@ -215,7 +223,7 @@ impl SlabLine<'_> {
         if self.pend.load(Ordering::Relaxed) == 0 {
             return 0;
         }
-        let bits = self.pend.swap(0, Ordering::Acquire);
+        let bits = u64::from_le(self.pend.swap(0, Ordering::Acquire));
         // Orders the empty word before the read of control words; partner of the first fence in
         // `Line::raise_in`. A user that found its bit set has stored before.
         fence(Ordering::SeqCst);
@@ -226,7 +234,7 @@ impl SlabLine<'_> {
     /// pending](Self::is_pending) afterwards.
     #[inline]
     pub fn arm(&self) {
-        self.armed.fetch_or(Sleepers::KICK.bits(), Ordering::Relaxed);
+        self.armed.fetch_or(Sleepers::KICK.bits().to_le(), Ordering::Relaxed);
         // Orders `armed` before the loads of `pend`; partner of the second fence in `raise`.
         fence(Ordering::SeqCst);
     }
@@ -293,8 +301,29 @@ mod tests {
         line.set_in_slab(true);
         assert_eq!(line.arm_as(Sleepers::FUTEX), (4, true));
         assert_eq!(line.raise_in(0, 7, slab), Sleepers::FUTEX);
-        assert_eq!(armed.load(Ordering::Relaxed), 4, "the bit stays");
+        assert_eq!(u32::from_le(armed.load(Ordering::Relaxed)), 4, "the bit stays");
         assert_eq!(slab.take(), 1 << 7);
+    }
+
+    #[test]
+    fn the_bytes_of_both_words_are_the_same_on_every_machine() {
+        let (armed, pend) = (AtomicU32::new(0), AtomicU64::new(0));
+        let line = Line { armed: &armed, pend: &pend };
+        let (before, quiet) = line.arm_as(Sleepers::FUTEX);
+        assert!(quiet);
+        let word = armed.load(Ordering::Relaxed);
+        assert_eq!(
+            (word.to_ne_bytes(), word),
+            ([2, 0, 0, 0], sleeper_word(before, Sleepers::FUTEX))
+        );
+        assert_eq!(line.raise(8), Sleepers::FUTEX);
+        assert_eq!(pend.load(Ordering::Relaxed).to_ne_bytes(), [0, 1, 0, 0, 0, 0, 0, 0]);
+        let slab = SlabLine { armed: &armed, pend: &pend };
+        slab.arm();
+        assert_eq!(armed.load(Ordering::Relaxed).to_ne_bytes(), [1, 0, 0, 0]);
+        assert!(slab.raise(66));
+        assert_eq!(pend.load(Ordering::Relaxed).to_ne_bytes(), [4, 1, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(slab.take(), 0x104);
     }
 
     #[test]
@@ -442,7 +471,7 @@ mod loom_tests {
                 // loom reports a deadlock here if the wake-up was lost.
                 match how {
                     Sleepers::FUTEX => {
-                        shared.kernel.wait(&[(&shared.armed, before | how.bits())]);
+                        shared.kernel.wait(&[(&shared.armed, sleeper_word(before, how))]);
                     }
                     _ => shared.kick.wait(),
                 }
@@ -491,7 +520,7 @@ mod loom_tests {
             if !quiet {
                 continue;
             }
-            let word = (&shared.armed, before | Sleepers::FUTEX.bits());
+            let word = (&shared.armed, sleeper_word(before, Sleepers::FUTEX));
             shared.kernel.wait(&[word, (&counts[me], count)]);
         }
     }
@@ -508,7 +537,7 @@ mod loom_tests {
         let mut model = loom::model::Builder::new();
         model.preemption_bound = Some(3);
         model.check(move || {
-            let line = || (AtomicU32::new(Sleepers::SLAB.bits()), AtomicU64::new(0));
+            let line = || (AtomicU32::new(Sleepers::SLAB.bits().to_le()), AtomicU64::new(0));
             let slab = Arc::new(Slab {
                 lines: [line(), line()],
                 armed: AtomicU32::new(0),

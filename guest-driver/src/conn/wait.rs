@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use arc_swap::Guard;
 use ism_sys::WordWait;
-use virtio_ism_abi::signal::{Line, MAX_FUTEX_SLEEPERS, Sleepers};
+use virtio_ism_abi::signal::{Line, MAX_FUTEX_SLEEPERS, Sleepers, sleeper_word};
 
 use super::end_word::EndWord;
 use super::{Carrier, Conn};
@@ -263,7 +263,7 @@ impl Conn {
             }
             return None;
         }
-        Some(before | how.bits())
+        Some(sleeper_word(before, how))
     }
 
     fn wake_others(&self, but: Option<&Arc<Waiter>>) {

@@ -236,7 +236,7 @@ mod tests {
 
         /// Raises a line whose owner polls the slab's line.
         fn raise(&self, number: u16) -> bool {
-            let (armed, pend) = (AtomicU32::new(Sleepers::SLAB.bits()), AtomicU64::new(0));
+            let (armed, pend) = (AtomicU32::new(Sleepers::SLAB.bits().to_le()), AtomicU64::new(0));
             let line = Line { armed: &armed, pend: &pend };
             line.raise_in(0, number, self.0.of_line(number).unwrap()) == Sleepers::KICK
         }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use virtio_ism_abi::config::Features;
 use virtio_ism_abi::event::Event;
-use virtio_ism_abi::signal::Sleepers;
+use virtio_ism_abi::signal::{Sleepers, sleeper_word};
 use virtio_ism_abi::{Gid, Status, Token};
 
 use super::{DeliverError, IsmDevice, IsmError, OpenOptions, OwnDmb, PeerDmb, Prefer};
@@ -119,7 +119,7 @@ fn a_thread_that_sleeps_on_the_word_is_woken_without_the_device() {
     let count = AtomicU32::new(0);
     thread::scope(|scope| {
         let sleeper = scope.spawn(|| {
-            let word = (line.armed, before | Sleepers::FUTEX.bits());
+            let word = (line.armed, sleeper_word(before, Sleepers::FUTEX));
             sleep_on_words((&count, 0), &[word], Some(smc_test_support::TIMEOUT))
         });
         thread::sleep(Duration::from_millis(20));
