@@ -320,8 +320,8 @@ mod tests {
         }
 
         pub(super) fn offer(&self, head: u16) {
-            self.memory.write_obj(head, GuestAddress(AVAIL + 4)).unwrap();
-            self.memory.write_obj(1u16, GuestAddress(AVAIL + 2)).unwrap();
+            self.memory.write_obj(head.to_le(), GuestAddress(AVAIL + 4)).unwrap();
+            self.memory.write_obj(1u16.to_le(), GuestAddress(AVAIL + 2)).unwrap();
         }
 
         pub(super) fn pop(&mut self) -> Result<Chain, ChainError> {
@@ -379,7 +379,7 @@ mod tests {
     #[test]
     fn an_avail_index_that_runs_ahead_is_an_error() {
         let mut ring = Ring::new();
-        ring.memory.write_obj(SIZE + 1, GuestAddress(AVAIL + 2)).unwrap();
+        ring.memory.write_obj((SIZE + 1).to_le(), GuestAddress(AVAIL + 2)).unwrap();
         assert!(matches!(ring.pop(), Err(ChainError::Ring(_))));
     }
 

@@ -141,8 +141,12 @@ mod tests {
         let slab = SlabMemory::new(DATA, 1).unwrap();
         assert!(slab.line(2).unwrap().raise(5).is_empty(), "nobody armed it");
         let word = slab.memory.slice(DATA + 64 * 3 + 8, 8).unwrap();
-        assert_eq!(word.load::<u64>(0, Ordering::Acquire).unwrap(), 1 << 5);
-        slab.memory.slice(DATA + 64 * 3, 4).unwrap().store(1u32, 0, Ordering::Release).unwrap();
+        assert_eq!(word.load::<u64>(0, Ordering::Acquire).unwrap(), (1u64 << 5).to_le());
+        slab.memory
+            .slice(DATA + 64 * 3, 4)
+            .unwrap()
+            .store(1u32.to_le(), 0, Ordering::Release)
+            .unwrap();
         assert!(!slab.line(2).unwrap().raise(5).is_empty(), "armed");
         slab.clear_line(2).unwrap();
         assert_eq!(word.load::<u64>(0, Ordering::Acquire).unwrap(), 0);
@@ -157,7 +161,7 @@ mod tests {
         assert!(line.raise_in(0, last, slab.slab_line(last).unwrap()).is_empty());
         let word = slab.memory.slice(slab.len() - 8, 8).unwrap();
         let bit = word.load::<u64>(0, Ordering::Acquire).unwrap();
-        assert_eq!(bit, 1 << (last % 64));
+        assert_eq!(bit, (1u64 << (last % 64)).to_le());
         assert!(slab.slab_line(last + 1).is_err());
     }
 
