@@ -463,10 +463,9 @@ pub(crate) fn is_unmapped(at: usize) -> bool {
     if !(0x1000..=usize::MAX / 2).contains(&at) {
         return true;
     }
-    let args = [at & !0xfff, 1, libc::MS_ASYNC as usize, 0, 0, 0];
+    let page = at - at % ism_sys::page_size();
     // SAFETY: the call only checks the address, since Linux 2.6.19.
-    let asked = unsafe { call(libc::SYS_msync, args) };
-    // EINVAL: pages are larger here, and the address is not the beginning of a page.
+    let asked = unsafe { call(libc::SYS_msync, [page, 1, libc::MS_ASYNC as usize, 0, 0, 0]) };
     asked == Err(Errno(libc::ENOMEM))
 }
 
@@ -474,10 +473,11 @@ pub(crate) fn is_unmapped(at: usize) -> bool {
 pub(crate) fn shared_page() -> Option<*mut u8> {
     let (access, kind) =
         (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_ANONYMOUS);
-    let args = [0, 4096, access as usize, kind as usize, usize::MAX, 0];
+    let len = ism_sys::page_size();
+    let args = [0, len, access as usize, kind as usize, usize::MAX, 0];
     // SAFETY: the kernel chooses an unused address.
     let page = unsafe { call(libc::SYS_mmap, args) }.ok()?;
-    own_memory::note_own_memory(page, 4096);
+    own_memory::note_own_memory(page, len);
     Some(page as *mut u8)
 }
 
@@ -486,13 +486,14 @@ pub(crate) fn shared_page() -> Option<*mut u8> {
 pub(crate) fn page_cleared_in_children() -> Option<*mut u8> {
     let (access, kind) =
         (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-    let args = [0, 4096, access as usize, kind as usize, usize::MAX, 0];
+    let len = ism_sys::page_size();
+    let args = [0, len, access as usize, kind as usize, usize::MAX, 0];
     // SAFETY: the kernel chooses an unused address.
     let page = unsafe { call(libc::SYS_mmap, args) }.ok()?;
     let advice = libc::MADV_WIPEONFORK as usize;
     // SAFETY: the page is this function's own, and still unwritten.
-    unsafe { call(libc::SYS_madvise, [page, 4096, advice, 0, 0, 0]) }.ok()?;
-    own_memory::note_own_memory(page, 4096);
+    unsafe { call(libc::SYS_madvise, [page, len, advice, 0, 0, 0]) }.ok()?;
+    own_memory::note_own_memory(page, len);
     Some(page as *mut u8)
 }
 
