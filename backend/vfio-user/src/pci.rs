@@ -90,9 +90,9 @@ impl ConfigSpace {
             return None;
         }
         let fields = Fields(&self.bytes);
-        let len = fields.u32(ACCESS + 12) as usize;
+        let len = u32::from_le(fields.u32(ACCESS + 12)) as usize;
         let bar = u32::from(self.bytes.get(ACCESS + 4).copied().unwrap_or(u8::MAX));
-        let offset = u64::from(fields.u32(ACCESS + 8));
+        let offset = u64::from(u32::from_le(fields.u32(ACCESS + 8)));
         let is_aligned = matches!(len, 1 | 2 | 4) && offset.is_multiple_of(len as u64);
         is_aligned.then_some(Access { bar, offset, len })
     }
@@ -127,7 +127,7 @@ impl ConfigSpace {
     }
 
     fn command(&self) -> u16 {
-        Fields(&self.bytes).u16(COMMAND)
+        u16::from_le(Fields(&self.bytes).u16(COMMAND))
     }
 }
 

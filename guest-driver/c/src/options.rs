@@ -134,9 +134,10 @@ mod tests {
     #[test]
     fn addresses_have_the_bytes_of_the_structs_of_c() {
         let v4 = sockaddr("1.2.3.4:258".parse().unwrap());
-        assert_eq!(v4, [2, 0, 1, 2, 1, 2, 3, 4, 0, 0, 0, 0, 0, 0, 0, 0]);
+        let [first, second] = 2u16.to_ne_bytes();
+        assert_eq!(v4, [first, second, 1, 2, 1, 2, 3, 4, 0, 0, 0, 0, 0, 0, 0, 0]);
         let v6 = sockaddr("[::5%3]:258".parse().unwrap());
         assert_eq!(v6.len(), size_of::<libc::sockaddr_in6>());
-        assert_eq!((v6[23], v6[24]), (5, 3));
+        assert_eq!((v6[23], &v6[24..]), (5, &3u32.to_ne_bytes()[..]));
     }
 }

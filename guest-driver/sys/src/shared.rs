@@ -333,7 +333,7 @@ mod tests {
     #[test]
     fn words_must_be_aligned_and_inside() {
         let shared = slice(64);
-        shared.atomic_u64(8).unwrap().store(u64::from_le_bytes(*b"abcdefgh"), Ordering::Relaxed);
+        shared.atomic_u64(8).unwrap().store(u64::from_ne_bytes(*b"abcdefgh"), Ordering::Relaxed);
         let mut bytes = [0; 8];
         shared.copy_out(8, &mut bytes).unwrap();
         assert_eq!(&bytes, b"abcdefgh");
