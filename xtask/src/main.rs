@@ -10,6 +10,7 @@
 //! - [`image`]: the guests' initramfs; [`cpio`] is its format.
 //! - [`tool`]: runs other programs, and reports the reasons of failures.
 //! - [`uml`]: `cargo xtask uml`, the kernel's driver under user-mode Linux.
+//! - [`cross`]: `cargo xtask cross`, tests of another machine under emulation.
 //! - [`siege`]: `cargo xtask siege`, a long attack on a daemon, and simulated link groups.
 //! - [`site`]: `cargo xtask site`, the documents as a site; [`dependencies`]: `cargo xtask
 //!   dependencies`, rules for crates. Both use programs of [`wheel`].
@@ -19,6 +20,7 @@
 mod artifacts;
 mod cache;
 mod cpio;
+mod cross;
 mod dependencies;
 mod guest_tests;
 mod image;
@@ -59,6 +61,9 @@ enum Task {
     /// Run the tests of the kernel's driver under user-mode Linux, after building what they need.
     #[command(long_about = uml::LONG_ABOUT)]
     Uml(uml::Args),
+    /// Run tests of another machine under emulation.
+    #[command(long_about = cross::LONG_ABOUT)]
+    Cross(cross::Args),
     /// Attack a daemon for a long time, and simulate link groups.
     #[command(long_about = siege::LONG_ABOUT)]
     Siege(siege::Args),
@@ -83,6 +88,7 @@ fn main() -> ExitCode {
     let done = match Cli::parse().task {
         Task::Vm(args) => vm::run(&args).map_err(|error| error.to_string()),
         Task::Uml(args) => uml::run(&args, &root).map_err(|error| error.to_string()),
+        Task::Cross(args) => cross::run(&args, &root).map_err(|error| error.to_string()),
         Task::Siege(args) => siege::run(&args, &root).map_err(|error| error.to_string()),
         Task::Package(args) => package::run(&args, &root).map_err(|error| error.to_string()),
         Task::Release(args) => release::run(&args, &root).map_err(|error| error.to_string()),
