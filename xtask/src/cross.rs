@@ -2,6 +2,7 @@
 //! `cargo xtask cross`.
 
 mod exceptions;
+mod machine;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -13,6 +14,7 @@ use serde_json::Value;
 use crate::packages::{apt_install, has_program};
 use crate::tool::{self, ToolError};
 use exceptions::{CRATES, EXCEPTIONS, Exception, NOT_RUN};
+pub(crate) use machine::Machine;
 
 pub(crate) const LONG_ABOUT: &str = "\
 Build tests for another machine, and run them under the user-mode emulation of QEMU.
@@ -43,51 +45,6 @@ pub(crate) struct Args {
 
 /// How long the tests of a crate may take, seconds.
 const LIMIT: &str = "600";
-
-/// Another machine.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub(crate) enum Machine {
-    /// 64-bit Arm, little-endian.
-    Aarch64,
-    /// IBM Z, big-endian.
-    S390x,
-}
-
-impl Machine {
-    fn name(self) -> &'static str {
-        match self {
-            Machine::Aarch64 => "aarch64",
-            Machine::S390x => "s390x",
-        }
-    }
-
-    fn target(self) -> String {
-        format!("{}-unknown-linux-gnu", self.name())
-    }
-
-    /// The compiler of C, as linker.
-    fn linker(self) -> String {
-        format!("{}-linux-gnu-gcc", self.name())
-    }
-
-    fn emulator(self) -> String {
-        format!("qemu-{}-static", self.name())
-    }
-
-    /// The directory with the machine's libc.
-    fn libraries(self) -> String {
-        format!("/usr/{}-linux-gnu", self.name())
-    }
-
-    fn packages(self) -> Vec<String> {
-        let libc = match self {
-            Machine::Aarch64 => "libc6-dev-arm64-cross",
-            Machine::S390x => "libc6-dev-s390x-cross",
-        };
-        let gcc = format!("gcc-{}-linux-gnu", self.name());
-        vec![gcc, libc.to_owned(), "qemu-user-static".to_owned()]
-    }
-}
 
 /// The unit tests of one crate, built.
 struct Suite {

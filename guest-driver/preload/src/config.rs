@@ -13,7 +13,7 @@ use smc_core::wire::ids::Eid;
 use smc_rendezvous::{AllowedProtocol, Mode, PeerRule, Policy};
 use smc_settings::Settings;
 
-use crate::policy;
+use crate::policies;
 
 /// Devices, separated by colons: sockets, or directories of sockets (`*.sock`).
 const DEVICES: &str = "SMC_RUN_DEVICES";
@@ -321,13 +321,13 @@ impl RunConfig {
 
     /// The policy in force.
     pub(crate) fn policy(&self) -> &Policy {
-        policy::changed().unwrap_or(&self.first_policy)
+        policies::changed().unwrap_or(&self.first_policy)
     }
 
     /// The policies before the one in force, the latest first.
     pub(crate) fn earlier_policies(&self) -> impl Iterator<Item = &Policy> {
-        let first = policy::changed().map(|_| &self.first_policy);
-        policy::changes().skip(1).chain(first)
+        let first = policies::changed().map(|_| &self.first_policy);
+        policies::changes().skip(1).chain(first)
     }
 
     /// Whether a connection to this server is to be SMC.

@@ -14,8 +14,9 @@
 //! The modules, from the ground up; each uses only earlier ones:
 //!
 //! - `sys`: system calls, the table, and memory of the program;
-//! - `config`, `policy`, `status`, `log`, `fork`, `next_program`: settings, the changing policy, the
-//!   report of events, the log, the process's identity, and the program about to be executed;
+//! - `policies`, `config`, `policy`, `status`, `log`, `fork`, `next_program`: settings, the changing
+//!   policy, the report of events, the log, the process's identity, and the program about to be
+//!   executed;
 //! - `socket`: the library's state of a descriptor;
 //! - `selection`: the decision between SMC and TCP for a connection, and the handshake;
 //! - `relay`: connections served by the kernel;
@@ -38,6 +39,7 @@ mod io;
 mod last_thread;
 mod log;
 mod next_program;
+mod policies;
 mod policy;
 mod relay;
 mod report_file;

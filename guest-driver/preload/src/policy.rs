@@ -5,33 +5,20 @@
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
 use smc_rendezvous::Policy;
 
 use crate::sys::fork_lock::ForkMutex;
 use crate::sys::own_stack::OwnStack;
-use crate::sys::{leaked, raw};
-use crate::{config, fork, status};
+use crate::sys::raw;
+use crate::{config, fork, policies, status};
 
 /// Shortest pause between two looks, microseconds.
 const INTERVAL: u64 = 200_000;
 /// A file changed so shortly before a look may change once more, with the same time and length.
 const SETTLED: Duration = Duration::from_secs(2);
-/// Policies at most. After these the file is not read again: each takes memory for good, because other
-/// threads may use any of them.
-const MAX_CHANGES: usize = 10_000;
-
-/// A policy read after the start of the program, and the ones before.
-struct Change {
-    policy: Policy,
-    before: Option<&'static Change>,
-    number: usize,
-}
-
-/// The latest change.
-static LATEST: AtomicPtr<Change> = AtomicPtr::new(std::ptr::null_mut());
 /// Time of the next look, on the monotonic clock in microseconds.
 static DUE: AtomicU64 = AtomicU64::new(0);
 /// The file at the last look.
@@ -61,20 +48,6 @@ impl Seen {
     }
 }
 
-/// The policy in force. `None`: the first one.
-pub(crate) fn changed() -> Option<&'static Policy> {
-    latest().map(|change| &change.policy)
-}
-
-/// The policies read since the start, the latest first.
-pub(crate) fn changes<'a>() -> impl Iterator<Item = &'a Policy> {
-    std::iter::successors(latest(), |change| change.before).map(|change| &change.policy)
-}
-
-fn latest() -> Option<&'static Change> {
-    leaked(LATEST.load(Ordering::Acquire))
-}
-
 /// Reads the file if changed. `true`: another policy is in force from now on.
 #[inline]
 pub(crate) fn refresh() -> bool {
@@ -99,14 +72,11 @@ fn look(file: &Path) -> bool {
     // A parser needs more stack than a thread of the program may have.
     let Some(mut stack) = OwnStack::take() else { return false };
     let read = stack.run(|| Policy::load(file).map(Policy::of_this_process));
-    let before = latest();
-    let number = before.map_or(1, |change| change.number + 1);
     match read {
-        Ok(policy) if policy == *config.policy() || number > MAX_CHANGES => false,
+        Ok(policy) if policy == *config.policy() || policies::are_full() => false,
         Ok(policy) => {
             status::policy_changed(policy.len());
-            let change = Box::leak(Box::new(Change { policy, before, number }));
-            LATEST.store(change, Ordering::Release);
+            policies::add(policy);
             true
         }
         Err(error) => {

@@ -27,7 +27,6 @@
 //! With "smc", a program under `smc run` leaves connections to TCP where TCP is faster. With "always-smc" no
 //! connection is left to TCP.
 
-use std::cell::OnceCell;
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
@@ -216,8 +215,8 @@ impl Policy {
         most("rules", file.rule.len(), MAX_RULES)?;
         let peers = file.rule.iter().filter_map(|rule| rule.peers.as_ref());
         most("networks", peers.map(Vec::len).sum(), MAX_NETWORKS)?;
+        let users = Users::of(&file.rule);
         let rules = file.rule.into_iter().enumerate();
-        let users = Users::default();
         let rules = rules.map(|(at, rule)| rule.check(at + 1, &users)).collect::<Result<_, _>>()?;
         Ok(Policy { default: file.default, rules })
     }
@@ -386,7 +385,7 @@ impl Rule {
     fn fits(&self, side: Side, port: u16) -> bool {
         self.side.is_none_or(|only| only == side)
             && (self.ports.is_empty() || self.ports.iter().any(|range| range.contains(&port)))
-            && (self.users.is_empty() || self.users.contains(&rustix::process::geteuid().as_raw()))
+            && (self.users.is_empty() || self.users.contains(&ism_sys::effective_user()))
     }
 }
 
@@ -470,18 +469,23 @@ enum User {
     Name(String),
 }
 
-/// The text of /etc/passwd, read when a name is first looked up.
-#[derive(Default)]
-struct Users(OnceCell<String>);
+/// The text of /etc/passwd, if a rule has the name of a user.
+struct Users(String);
 
 impl Users {
+    fn of(rules: &[Written]) -> Users {
+        let mut users = rules.iter().filter_map(|rule| rule.users.as_ref()).flatten();
+        let text = users.any(|user| matches!(user, User::Name(_)));
+        let text = text.then(|| read_text(Path::new("/etc/passwd"), MAX_PASSWD).ok()).flatten();
+        Users(text.unwrap_or_default())
+    }
+
     fn number(&self, user: &User) -> Option<u32> {
         let name = match user {
             User::Number(number) => return Some(*number),
             User::Name(name) => name,
         };
-        let read = || read_text(Path::new("/etc/passwd"), MAX_PASSWD).unwrap_or_default();
-        let mut lines = self.0.get_or_init(read).lines().map(|line| line.split(':'));
+        let mut lines = self.0.lines().map(|line| line.split(':'));
         let found = lines.find_map(|mut fields| (fields.next()? == name).then(|| fields.nth(1))?);
         found?.parse().ok()
     }

@@ -12,6 +12,7 @@ use virtio_ism::transport::pci::{self, Binding};
 
 use super::{Finding, Status, limits};
 use crate::access::{self, Obstacle};
+use crate::error::CliError;
 use crate::run::inspect;
 use crate::{kernel, paths};
 
@@ -29,22 +30,22 @@ pub(super) fn all() -> Vec<Finding> {
 }
 
 /// The door of a program to the library of `smc run`.
-pub(super) fn program(name: &OsStr) -> Finding {
-    let of = |status, says: &str| {
-        Finding::new("program", status, format!("{}: {says}", name.to_string_lossy()))
-    };
-    let path = match inspect::find(name) {
-        Ok(path) => path,
-        Err(why) => return of(Status::No, &why.to_string()),
-    };
-    match inspect::door(&path) {
+///
+/// # Errors
+/// There is no such program.
+pub(super) fn program(name: &OsStr) -> Result<Finding, CliError> {
+    let text = name.to_string_lossy();
+    let of = |status, says: &str| Finding::new("program", status, format!("{text}: {says}"));
+    let no_program = |why| CliError::NoProgram { program: text.clone().into_owned(), why };
+    let path = inspect::find(name).map_err(no_program)?;
+    Ok(match inspect::door(&path) {
         Some(Ok(Door::Libc)) => of(Status::Ok, "smc run replaces its calls of libc"),
         Some(Ok(Door::SystemCalls)) => {
             of(Status::Ok, "it is written in Go, and smc run takes over its system calls")
         }
         Some(Err(why)) => of(Status::No, &format!("stays on TCP under smc run: {why}")),
         None => of(Status::Broken, "the file does not tell whether smc run reaches it"),
-    }
+    })
 }
 
 fn kernel() -> Finding {
@@ -280,13 +281,13 @@ mod tests {
 
     #[test]
     fn the_door_of_a_program_is_named() {
-        let of = |name: &str| program(OsStr::new(name));
+        let of = |name: &str| program(OsStr::new(name)).unwrap();
         let shell = of("sh");
         assert_eq!(
             (shell.status, shell.says.as_str()),
             (Status::Ok, "sh: smc run replaces its calls of libc")
         );
         assert_eq!(of("/etc/passwd").status, Status::No);
-        assert_eq!(of("no-such-program").status, Status::No);
+        assert!(program(OsStr::new("no-such-program")).is_err());
     }
 }

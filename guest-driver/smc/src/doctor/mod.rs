@@ -88,10 +88,10 @@ impl Finding {
 /// Runs all checks and prints them; `true` if at least one way to carry bytes works.
 ///
 /// # Errors
-/// Standard output cannot be written.
+/// There is no such program, or standard output cannot be written.
 pub(crate) fn run(args: &DoctorArgs) -> Result<bool, CliError> {
     let mut findings = checks::all();
-    findings.extend(args.program.as_deref().map(checks::program));
+    findings.extend(args.program.as_deref().map(checks::program).transpose()?);
     let able = findings.iter().any(|finding| finding.carries);
     let text = match args.json {
         true => format!("{}\n", serde_json::json!({ "smc": able, "findings": findings })),
