@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use common::{Fabric, Running, await_listener, eventually, free_port, my_role, role};
 use smc_rendezvous::{Options, PassedOn, Rendezvous};
+use virtio_ism_abi::event::LeaveReason;
 
 const TCP: &str = "default = 'tcp'";
 const SMC: &str = "default = 'smc'";
@@ -155,12 +156,36 @@ fn new_connections_follow_a_changed_policy() {
         put(&file, TCP);
         pair.await_only(false);
         // A client does not report a connection for which nothing was expected.
-        assert_eq!(pair.fabric.said("the policy says TCP") > 0, server);
+        let said = || pair.fabric.said("the policy says TCP") > 0;
+        if server {
+            eventually(said);
+        }
+        assert_eq!(said(), server);
         // Written in its place, as an editor may do.
         std::fs::write(&file, SMC).unwrap();
         pair.await_only(true);
         pair.end();
     }
+}
+
+/// Open connections go on over TCP, which the kept one of the programs shows by its answers.
+#[test]
+fn a_drained_pool_says_so_to_new_connections() {
+    const TEST: &str = "a_drained_pool_says_so_to_new_connections";
+    if is_program() {
+        return;
+    }
+    let pair = Pair::start(TEST, None, None, Fabric::with_pool(8));
+    pair.await_only(true);
+    let daemon = pair.fabric.daemon();
+    let pool = daemon.list().remove(0).spec.name;
+    let left = daemon.drain(&pool, LeaveReason::Drain, Duration::from_secs(60)).unwrap();
+    assert_eq!((left.left, left.asked), (2, 2));
+    pair.await_only(false);
+    assert!(pair.fabric.said("it is drained, or about to go") > 0);
+    assert_eq!(daemon.undrain(&pool).unwrap(), 2);
+    pair.await_only(true);
+    pair.end();
 }
 
 /// The server's listener answers TCP option 254 or not since before the change.

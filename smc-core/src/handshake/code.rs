@@ -151,7 +151,7 @@ mod tests {
             assert!(!code.name().is_empty());
             assert!(code.advice().len() > 10, "{code:?}");
         }
-        assert_eq!(DeclineCode::ALL.len(), 47);
+        assert_eq!(DeclineCode::ALL.len(), 48);
     }
 
     // Shows: CLC-49.

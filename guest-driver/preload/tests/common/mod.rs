@@ -85,6 +85,11 @@ impl Fabric {
         fabric
     }
 
+    /// The running daemon.
+    pub fn daemon(&self) -> &Daemon {
+        self.daemon.as_ref().unwrap()
+    }
+
     /// Ends the daemon.
     pub fn kill_daemon(&mut self) {
         drop(self.daemon.take());
@@ -98,7 +103,7 @@ impl Fabric {
 
     /// Has the daemon give one device up, by the name of its socket.
     pub fn remove_device(&self, name: &str) {
-        self.daemon.as_ref().unwrap().remove_guest(name).unwrap();
+        self.daemon().remove_guest(name).unwrap();
     }
 
     /// A file of the test's own.

@@ -287,7 +287,8 @@ mod tests {
             (shell.status, shell.says.as_str()),
             (Status::Ok, "sh: smc run replaces its calls of libc")
         );
-        assert_eq!(of("/etc/passwd").status, Status::No);
-        assert!(program(OsStr::new("no-such-program")).is_err());
+        for name in ["/etc/passwd", "no-such-program"] {
+            assert!(program(OsStr::new(name)).is_err());
+        }
     }
 }

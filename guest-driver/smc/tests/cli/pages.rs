@@ -14,7 +14,7 @@ fn docs() -> PathBuf {
 }
 
 /// The commands of a page, with their line numbers.
-fn commands(page: &str) -> Vec<(usize, String)> {
+pub(crate) fn commands(page: &str) -> Vec<(usize, String)> {
     let page = std::fs::read_to_string(docs().join(page)).unwrap();
     let mut in_console = false;
     let mut found = Vec::new();
