@@ -2,6 +2,7 @@
 //! The beginning and the end of a thread.
 
 use std::io;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Sender};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -27,7 +28,9 @@ pub fn start_thread<T: Send + 'static>(
     can_start_thread()?;
     let builder = thread::Builder::new().name(name.into()).stack_size(stack);
     let start = move || {
+        let unnamed = Unnamed::new();
         builder.spawn(move || {
+            drop(unnamed);
             note_own_stack(stack);
             note_own_thread();
             body()
@@ -40,6 +43,33 @@ pub fn start_thread<T: Send + 'static>(
     let gone = || io::Error::from(io::ErrorKind::NotFound);
     starter.jobs.send(job).map_err(|_| gone())?;
     started.recv().map_err(|_| gone())?
+}
+
+/// Threads without a name yet. A thread begins with the name of its starter.
+static UNNAMED: AtomicUsize = AtomicUsize::new(0);
+
+struct Unnamed;
+
+impl Unnamed {
+    fn new() -> Unnamed {
+        UNNAMED.fetch_add(1, Ordering::Relaxed);
+        Unnamed
+    }
+}
+
+impl Drop for Unnamed {
+    fn drop(&mut self) {
+        UNNAMED.fetch_sub(1, Ordering::Release);
+    }
+}
+
+/// Waits until all started threads have their names, but a tenth of a second at most: in the child of a fork
+/// a thread about to be named is missing.
+pub fn await_names_of_threads() {
+    let begin = Instant::now();
+    while UNNAMED.load(Ordering::Acquire) > 0 && begin.elapsed() < Duration::from_millis(100) {
+        thread::yield_now();
+    }
 }
 
 /// A thread that starts the others.
@@ -125,5 +155,22 @@ mod tests {
         assert_eq!(join_within(thread::spawn(|| ()), long), JoinOutcome::Ended);
         let panics = thread::spawn(|| std::panic::resume_unwind(Box::new(())));
         assert_eq!(join_within(panics, long), JoinOutcome::Panicked);
+    }
+
+    #[test]
+    fn a_started_thread_has_its_name_after_the_wait() {
+        let has_name = || {
+            let threads = std::fs::read_dir("/proc/self/task").unwrap().flatten();
+            let name_of = |thread: std::fs::DirEntry| std::fs::read(thread.path().join("comm"));
+            threads.flat_map(name_of).any(|name| name == b"awaited-name\n")
+        };
+        for _ in 0..200 {
+            let (end, ended) = mpsc::channel::<()>();
+            let thread = start_thread("awaited-name", USUAL_STACK, move || ended.recv()).unwrap();
+            await_names_of_threads();
+            assert!(has_name());
+            drop(end);
+            let _ = thread.join().unwrap();
+        }
     }
 }

@@ -219,6 +219,7 @@ pub(crate) fn this_thread() -> usize {
 /// Number of running threads of the program; 2 stands for more. Other threads of the process are the
 /// library's, according to their names.
 pub(crate) fn threads_of_program() -> usize {
+    ism_sys::await_names_of_threads();
     let Ok(threads) = std::fs::read_dir("/proc/self/task") else { return 1 };
     let stat_of = |thread: &std::path::Path| std::fs::read_to_string(thread.join("stat"));
     // The name in parentheses.
