@@ -82,6 +82,7 @@ pub(crate) fn init(untold: fn()) {
 pub(crate) fn in_child() {
     fork_lock::in_child();
     ism_sys::forget_numbers();
+    ism_sys::forget_unnamed_threads();
     forget_unprepared();
     GENERATION.fetch_add(1, Ordering::Relaxed);
     store_in_page();

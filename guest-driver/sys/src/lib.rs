@@ -76,8 +76,8 @@ pub use shared::{OutOfBounds, SharedSlice};
 pub use sockopt::{PeerProcess, TcpCounts, peer_process, tcp_counts};
 pub use tcp::{HeldTcp, has_error, has_fin, reset_tcp, unacknowledged, unsent};
 pub use thread::{
-    JoinOutcome, USUAL_STACK, await_names_of_threads, join_within, start_thread,
-    start_threads_elsewhere,
+    JoinOutcome, USUAL_STACK, await_names_of_threads, forget_unnamed_threads, join_within,
+    start_thread, start_threads_elsewhere,
 };
 pub use time::{processor_time, read_clock, timespec};
 pub use unix::{connect_unix, connect_unix_packets, is_other_kind};

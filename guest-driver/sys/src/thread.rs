@@ -63,8 +63,13 @@ impl Drop for Unnamed {
     }
 }
 
-/// Waits until all started threads have their names, but a tenth of a second at most: in the child of a fork
-/// a thread about to be named is missing.
+/// Forgets the threads of the parent, in the child of a fork.
+pub fn forget_unnamed_threads() {
+    UNNAMED.store(0, Ordering::Relaxed);
+}
+
+/// Waits until all started threads have their names, but a tenth of a second at most: the child of a fork
+/// that the library has not seen lacks a thread about to be named.
 pub fn await_names_of_threads() {
     let begin = Instant::now();
     while UNNAMED.load(Ordering::Acquire) > 0 && begin.elapsed() < Duration::from_millis(100) {

@@ -63,8 +63,8 @@ Examples:
   smc run --status /tmp/status --peer 10.0.0.0/8 curl http://10.0.0.2/
   smc run --always '*:80' ab -n 1000 http://10.0.0.2/
 
-Left on TCP, with a notice (an error with --strict): static programs, programs in Go (they make system
-calls themselves), programs for another libc, and those with more rights than their user (setuid).
+Left on TCP, with a notice (an error with --strict): static programs, some programs in Go (\"smc doctor
+PROGRAM\" tells), programs for another libc, and those with more rights than their user (setuid).
 io_uring is not offered to the program, which then uses epoll.
 
 Exit status: that of the program; 125 if \"smc run\" itself fails, 126 if the program is found and
