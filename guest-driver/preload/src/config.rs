@@ -46,6 +46,8 @@ const BUFFER: &str = "SMC_RUN_BUFFER";
 const SPIN: &str = "SMC_RUN_SPIN_US";
 /// `true`: connections go on over TCP when their device is gone.
 const OUTLIVE: &str = "SMC_RUN_OUTLIVE";
+/// "true" to take over the system calls of programs in Go.
+const GO: &str = "SMC_RUN_GO";
 /// `true`: connections moved away from their device never return to the device.
 const STAY_ON_TCP: &str = "SMC_RUN_STAY_ON_TCP";
 /// Number of filters of system calls (seccomp) found harmless by `smc run`.
@@ -61,7 +63,7 @@ const STACK: &str = "SMC_RUN_STACK";
 /// Settings needed by a program to answer like this process, and settings required to be the same if
 /// set.
 const FOR_SERVERS: [&str; 2] = [DEVICES, ACCEPT];
-const THE_SAME: [&str; 5] = [DEVICES, ACCEPT, RENDEZVOUS, OPTION, POLICY];
+const THE_SAME: [&str; 6] = [DEVICES, ACCEPT, RENDEZVOUS, OPTION, POLICY, GO];
 
 /// Whether a program with these settings would treat its connections as this process does. `theirs`:
 /// the value of a variable in the program's environment.
@@ -121,6 +123,8 @@ pub(crate) struct RunConfig {
     pub(crate) spin: Duration,
     /// Connections go on over TCP when their device is gone.
     pub(crate) outlive_device: bool,
+    /// Whether system calls of programs in Go are taken over.
+    pub(crate) go: bool,
     /// Connections moved away from their device never return to the device.
     pub(crate) stay_on_tcp: bool,
     /// Limit for a server to wait for the first bytes of a client.
@@ -225,6 +229,7 @@ fn of_machine(settings: &Settings, name: &str) -> Option<OsString> {
         BUFFER => settings.buffer.map(|bytes| bytes.to_string().into()),
         SPIN => settings.spin_us.map(|us| us.to_string().into()),
         OUTLIVE => settings.outlive_device.map(|outlive| outlive.to_string().into()),
+        GO => settings.go.map(|go| go.to_string().into()),
         STAY_ON_TCP => settings.stay_on_tcp.map(|stay| stay.to_string().into()),
         _ => None,
     }
@@ -295,6 +300,7 @@ impl RunConfig {
             buffer: usize::try_from(number(BUFFER, 256 << 10)).unwrap_or(256 << 10),
             spin: Duration::from_micros(number(SPIN, 50)),
             outlive_device: text(OUTLIVE) != "false",
+            go: text(GO) == "true",
             stay_on_tcp: text(STAY_ON_TCP) == "true",
             detect: Duration::from_millis(number(DETECT, 200)),
             keeper: Duration::from_secs(number(KEEPER, 900)),

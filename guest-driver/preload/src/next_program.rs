@@ -100,7 +100,9 @@ fn has_door(file: &Path) -> bool {
     match go_program::door(file, find) {
         Some(Ok(Door::Libc)) => !kernel_calls::makes_socket_calls(file),
         // The next program inherits the prohibition.
-        Some(Ok(Door::SystemCalls)) => raw::may_change_instructions(),
+        Some(Ok(Door::SystemCalls)) => {
+            config::get().is_some_and(|config| config.go) && raw::may_change_instructions()
+        }
         _ => false,
     }
 }

@@ -55,6 +55,8 @@ pub struct Settings {
     pub outlive_device: Option<bool>,
     /// Whether connections without their device stay on TCP after the device's return.
     pub stay_on_tcp: Option<bool>,
+    /// Whether programs in Go are put on SMC.
+    pub go: Option<bool>,
 }
 
 /// How a program finds out whether a peer speaks SMC.
@@ -240,13 +242,14 @@ mod tests {
             spin-us = 0
             outlive-device = true
             stay-on-tcp = true
+            go = true
         "#;
         let settings = parse(text).unwrap();
         assert_eq!(settings.device, ["/run/a.sock", "pci"]);
         assert_eq!(settings.rnics, ["none"]);
         assert_eq!(settings.rendezvous.map(Rendezvous::word), Some("required"));
         assert_eq!((settings.buffer, settings.spin_us), (Some(256 << 10), Some(0)));
-        assert_eq!([settings.outlive_device, settings.stay_on_tcp], [Some(true); 2]);
+        assert_eq!([settings.outlive_device, settings.stay_on_tcp, settings.go], [Some(true); 3]);
         assert_eq!(parse("").unwrap(), Settings::default());
     }
 

@@ -41,6 +41,7 @@ Keys of /etc/smc/smc.toml, each with a text, or where an option can be repeated 
   spin-us     as --spin-us, a number
   outlive-device  as --outlive-device, true or false
   stay-on-tcp  as --stay-on-tcp, true or false
+  go          as --go of \"smc run\", true or false
 
 An example:
   rendezvous = \"auto\"
@@ -126,6 +127,7 @@ fn entries(settings: &Settings) -> Vec<Entry> {
         entry("spin-us", "spin_us", None, &number(settings.spin_us), "50"),
         entry("outlive-device", "outlive_device", None, &switch(settings.outlive_device), "true"),
         entry("stay-on-tcp", "stay_on_tcp", None, &switch(settings.stay_on_tcp), "false"),
+        entry("go", "go", Some("SMC_GO"), &switch(settings.go), "false"),
     ]
 }
 

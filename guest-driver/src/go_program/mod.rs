@@ -39,6 +39,9 @@ pub enum NoDoor {
     /// The program is written in Go.
     #[error("it is written in Go, and {0}")]
     Go(GoObstacle),
+    /// The user does not want the system calls to be taken over.
+    #[error("it is written in Go (--go puts it on SMC)")]
+    Unwanted,
 }
 
 /// The door of a program. `None`: the file does not tell, as for [`program_file::obstacle`], whose

@@ -68,7 +68,9 @@ extern "C" fn begin() {
         // A program executed for each client may use stdio at once.
         (0..=2).for_each(escapes::leave_standard);
         #[cfg(target_arch = "x86_64")]
-        boundary::begin(&syscall::ANSWERED, syscall::answer);
+        if config::get().is_some_and(|config| config.go) {
+            boundary::begin(&syscall::ANSWERED, syscall::answer);
+        }
     }
 }
 

@@ -252,7 +252,7 @@ impl Bed<'_> {
         words.extend(program.words.iter().cloned());
         let mut command = Command::new(&words[0]);
         command.args(&words[1..]).current_dir(&self.dir);
-        command.env("XDG_RUNTIME_DIR", self.runtime(user.unwrap_or("root")));
+        command.env("XDG_RUNTIME_DIR", self.runtime(user.unwrap_or("root"))).env("SMC_GO", "true");
         // The test's settings hold, not the user's.
         command.env_remove("LD_PRELOAD").env("HOME", &self.dir).env("LC_ALL", "C");
         command

@@ -41,7 +41,7 @@ pub(super) fn program(name: &OsStr) -> Result<Finding, CliError> {
     Ok(match inspect::door(&path) {
         Some(Ok(Door::Libc)) => of(Status::Ok, "smc run replaces its calls of libc"),
         Some(Ok(Door::SystemCalls)) => {
-            of(Status::Ok, "it is written in Go, and smc run takes over its system calls")
+            of(Status::Ok, "it is written in Go, and smc run --go takes over its system calls")
         }
         Some(Err(why)) => of(Status::No, &format!("stays on TCP under smc run: {why}")),
         None => of(Status::Broken, "the file does not tell whether smc run reaches it"),

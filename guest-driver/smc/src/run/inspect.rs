@@ -38,9 +38,13 @@ pub(crate) fn find(name: &OsStr) -> Result<PathBuf, NoProgram> {
 }
 
 /// Why the library cannot be loaded into a program, or would miss its calls. An unreadable file is no
-/// obstacle: the watcher reports whether the library was loaded.
-pub(crate) fn obstacle(program: &Path) -> Option<NoDoor> {
-    door(program).and_then(Result::err)
+/// obstacle: the watcher reports whether the library was loaded. `go`: system calls of programs in Go
+/// are taken over.
+pub(crate) fn obstacle(program: &Path, go: bool) -> Option<NoDoor> {
+    match door(program)? {
+        Ok(Door::SystemCalls) if !go => Some(NoDoor::Unwanted),
+        door => door.err(),
+    }
 }
 
 /// The door of a program to the library, by the program's file.

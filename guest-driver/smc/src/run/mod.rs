@@ -63,8 +63,8 @@ Examples:
   smc run --status /tmp/status --peer 10.0.0.0/8 curl http://10.0.0.2/
   smc run --always '*:80' ab -n 1000 http://10.0.0.2/
 
-Left on TCP, with a notice (an error with --strict): static programs, some programs in Go (\"smc doctor
-PROGRAM\" tells), programs for another libc, and those with more rights than their user (setuid).
+Left on TCP, with a notice (an error with --strict): static programs, programs in Go without
+--go (\"smc doctor PROGRAM\" tells of each), programs for another libc, and those with more rights than their user (setuid).
 io_uring is not offered to the program, which then uses epoll.
 
 Exit status: that of the program; 125 if \"smc run\" itself fails, 126 if the program is found and
@@ -138,6 +138,12 @@ pub(crate) struct RunArgs {
           default_value = "false", default_missing_value = "true", action = ArgAction::Set)]
     stay_on_tcp: bool,
 
+    /// Put programs in Go on SMC, too, by taking over their system calls. An experiment: small requests
+    /// are slower there than on TCP.
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, env = "SMC_GO",
+          default_value = "false", default_missing_value = "true", action = ArgAction::Set)]
+    go: bool,
+
     /// Write a file per process into this directory, with a line for each connection: SMC or TCP, and
     /// why.
     #[arg(long, value_name = "DIRECTORY")]
@@ -182,7 +188,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode, CliError> {
         .map_err(|why| CliError::Run { program: name.to_string_lossy().into(), why })?;
     let obstacle = match by_kernel {
         true => inspect::obstacle_for_libc(&program),
-        false => inspect::obstacle(&program).map(|obstacle| obstacle.to_string()),
+        false => inspect::obstacle(&program, args.go).map(|obstacle| obstacle.to_string()),
     };
     let prepared = match obstacle {
         Some(obstacle) => Err(obstacle),
@@ -277,7 +283,8 @@ fn prepare(
         .env("SMC_RUN_BUFFER", args.buffer.to_string())
         .env("SMC_RUN_SPIN_US", args.spin_us.to_string())
         .env("SMC_RUN_OUTLIVE", args.outlive_device.to_string())
-        .env("SMC_RUN_STAY_ON_TCP", args.stay_on_tcp.to_string());
+        .env("SMC_RUN_STAY_ON_TCP", args.stay_on_tcp.to_string())
+        .env("SMC_RUN_GO", args.go.to_string());
     command.env_remove("SMC_RUN_TRAFFIC");
     if let Ok(traffic) = traffic::create() {
         // The descriptor is the program's from now on.
