@@ -4,7 +4,8 @@
 //!
 //! `smc run` makes the memory ([`create`]), and the descendants of the program inherit it. So a server
 //! with forks, or a program with a short-lived process for each connection, learns as one process
-//! would. [`smc_core::benefit`] decides whether SMC pays; its estimates are kept here.
+//! would. [`smc_core::benefit`] decides whether SMC pays; its estimates are kept here. The knowledge about
+//! servers also outlives the program for a while, in a file of the user (`saved`).
 //!
 //! The table has a fixed size. Without room left, a new endpoint replaces the one longest without a
 //! connection. The estimates are guesses about benefit, and no connection depends on them: the words
@@ -17,19 +18,23 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 pub use smc_core::benefit::{Choice, CostModel, Observation};
-use smc_core::benefit::{Estimate, LEARNED};
+use smc_core::benefit::{Estimate, LEARNED, SAMPLE_INTERVAL};
 
 use ism_sys::{SharedMem, SharedSlice, check_sealed, sealed_memfd};
 
+use saved::TrafficFile;
+
+mod saved;
+
 /// First word of the memory: its kind, and the version of its layout.
-const MAGIC: u64 = u64::from_le_bytes(*b"SMCtrfc2");
+const MAGIC: u64 = u64::from_le_bytes(*b"SMCtrfc3");
 /// Bytes of the header, and of an entry.
-const ENTRY_SIZE: usize = 136;
+const ENTRY_SIZE: usize = 144;
 /// The number of entries in the group chosen by an endpoint's hash.
 const WAYS: usize = 8;
 /// The number of groups.
@@ -79,6 +84,8 @@ mod entry {
     pub(super) const GUEST: usize = 15;
     /// A [`super::PlainPause`].
     pub(super) const PLAIN: usize = 16;
+    /// In a file: the time of the last change, in seconds since the start of the machine.
+    pub(super) const SAVED: usize = 17;
 }
 
 /// A server, or a listener.
@@ -140,15 +147,23 @@ pub struct EndpointTraffic {
 }
 
 /// The memory for a table, as a descriptor to be inherited by programs. Its number goes to
-/// [`TrafficTable::adopt`] of such a program.
+/// [`TrafficTable::adopt`] of such a program. `saved`: the file with the knowledge of earlier programs, made
+/// if missing. A file with other owners or permissions is not used.
 ///
 /// # Errors
 /// No memory or no descriptor is left.
-pub fn create() -> io::Result<OwnedFd> {
+pub fn create(saved: Option<&Path>) -> io::Result<OwnedFd> {
     let memory = sealed_memfd("smc-traffic", SIZE as u64)?;
     let mut id = [0u8; 8];
     rustix::rand::getrandom(&mut id, rustix::rand::GetRandomFlags::empty())?;
     let table = TrafficTable::map(&memory, 0)?;
+    let known = saved.map(|path| TrafficFile::new(path).load()).transpose();
+    let known = known.inspect_err(|error| tracing::debug!(%error, "nothing is remembered"));
+    for (at, words) in known.ok().flatten().into_iter().flatten() {
+        for (word, value) in words.into_iter().enumerate() {
+            table.word(at, word).store(value, Ordering::Relaxed);
+        }
+    }
     table.header(header::ID).store(u64::from_ne_bytes(id), Ordering::Relaxed);
     table.header(header::MAGIC).store(MAGIC, Ordering::Release);
     let from = |lowest: &i32| rustix::io::fcntl_dupfd_cloexec(&memory, *lowest).ok();
@@ -165,19 +180,29 @@ pub struct TrafficTable {
     memory: SharedSlice,
     /// A hash of the program. Other programs of the same user have entries of their own.
     program: u64,
+    /// The file for later programs.
+    saved: Option<TrafficFile>,
+    /// Whether this process has left a connection to TCP.
+    leaves: AtomicBool,
     /// The word for an impossible index.
     none: AtomicU64,
 }
 
 #[doc(hidden)]
 impl TrafficTable {
-    /// Adopts memory inherited by a process. `program`: the path of its executable.
+    /// Adopts memory inherited by a process. `program`: the path of its executable. `saved`: the file given
+    /// to [`create`].
     ///
     /// # Errors
     /// The descriptor was not made by [`create`].
-    pub fn adopt(memory: impl AsFd, program: &Path) -> io::Result<Arc<TrafficTable>> {
+    pub fn adopt(
+        memory: impl AsFd,
+        program: &Path,
+        saved: Option<&Path>,
+    ) -> io::Result<Arc<TrafficTable>> {
         check_sealed(memory.as_fd(), SIZE as u64)?;
-        let table = Self::map(memory, hash(program))?;
+        let mut table = Self::map(memory, hash(program))?;
+        table.saved = saved.map(TrafficFile::new);
         if table.header(header::MAGIC).load(Ordering::Acquire) != MAGIC {
             return Err(io::ErrorKind::InvalidData.into());
         }
@@ -187,7 +212,8 @@ impl TrafficTable {
     fn map(memory: impl AsFd, program: u64) -> io::Result<TrafficTable> {
         let memory = SharedMem::from_fd(memory, SIZE)?;
         let memory = memory.slice(0, SIZE).map_err(io::Error::other)?;
-        Ok(TrafficTable { memory, program, none: AtomicU64::new(0) })
+        let (leaves, none) = (AtomicBool::new(false), AtomicU64::new(0));
+        Ok(TrafficTable { memory, program, saved: None, leaves, none })
     }
 
     /// Notes that a server has not answered a Proposal with a CLC message: the server does not speak
@@ -200,6 +226,7 @@ impl TrafficTable {
         let before = PlainPause::from_bits(word.load(Ordering::Relaxed));
         word.store(before.next(now).to_bits(), Ordering::Relaxed);
         self.note_use(at);
+        self.save(at);
     }
 
     /// Whether [`TrafficTable::note_plain`] was called for a server a short time ago. `now`: as there.
@@ -223,6 +250,10 @@ impl TrafficTable {
         }
         self.word(at, entry::TCP).fetch_add(1, Ordering::Relaxed);
         self.note_use(at);
+        // Programs with one connection each would otherwise never come to a sample.
+        if !self.leaves.swap(true, Ordering::Relaxed) {
+            self.save(at);
+        }
         choice
     }
 
@@ -351,6 +382,8 @@ impl TrafficTable {
     /// Adds an ended connection.
     fn ended(&self, at: usize, seen: &Observation, model: &CostModel) {
         let gain = model.gain(seen);
+        let estimate = self.word(at, entry::ESTIMATE);
+        let was_on_tcp = Estimate::from_bits(estimate.load(Ordering::Relaxed)).is_on_tcp();
         self.update(at, |old| ((), old.ended(gain)));
         let before = self.word(at, entry::ENDED).fetch_add(1, Ordering::Relaxed);
         let weight = before.saturating_add(1).min(LEARNED.into()).max(1);
@@ -363,6 +396,19 @@ impl TrafficTable {
                 false => old - (old - value) / weight,
             };
             word.store(new, Ordering::Relaxed);
+        }
+        let is_on_tcp = Estimate::from_bits(estimate.load(Ordering::Relaxed)).is_on_tcp();
+        if is_on_tcp != was_on_tcp || before % u64::from(SAMPLE_INTERVAL) < LEARNED.into() {
+            self.save(at);
+        }
+    }
+
+    /// Writes what was learned about a server into the file.
+    fn save(&self, at: usize) {
+        let Some(saved) = &self.saved else { return };
+        if self.word(at, entry::PORT).load(Ordering::Relaxed) >> 16 == SERVER {
+            let words = std::array::from_fn(|word| self.word(at, word).load(Ordering::Relaxed));
+            saved.save(at, words);
         }
     }
 
@@ -461,5 +507,8 @@ impl fmt::Debug for ConnectionObserver {
     }
 }
 
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]
+mod saved_tests;
 #[cfg(test)]
 mod tests;

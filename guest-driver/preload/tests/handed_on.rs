@@ -296,7 +296,7 @@ fn a_client_connects_again_where_nobody_took_the_answer_back() {
         for first in ["server", "client"] {
             let fabric = Fabric::new(3);
             let passed = attached();
-            let traffic = guest_driver::traffic::create().unwrap();
+            let traffic = guest_driver::traffic::create(None).unwrap();
             let with_library = || {
                 let mut command = with_library(&fabric, &passed);
                 command.env("SMC_RUN_TRAFFIC", traffic.as_raw_fd().to_string());

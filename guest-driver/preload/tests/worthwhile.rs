@@ -38,13 +38,13 @@ struct Passed {
 impl Passed {
     fn new() -> Passed {
         let option = Rendezvous::attach(Options::default()).unwrap().pass_on().unwrap();
-        Passed { option, traffic: traffic::create().unwrap() }
+        Passed { option, traffic: traffic::create(None).unwrap() }
     }
 
     /// The client's knowledge of its server.
     fn learned(&self) -> Vec<EndpointTraffic> {
         let program = std::env::current_exe().unwrap();
-        let known = TrafficTable::adopt(&self.traffic, &program).unwrap().endpoints();
+        let known = TrafficTable::adopt(&self.traffic, &program, None).unwrap().endpoints();
         known.into_iter().filter(|one| matches!(one.endpoint, Endpoint::Server(_))).collect()
     }
 
@@ -259,7 +259,7 @@ fn without_the_option_nothing_is_left_to_tcp() {
         return;
     }
     let test = "without_the_option_nothing_is_left_to_tcp";
-    let (fabric, memory) = (Fabric::new(2), traffic::create().unwrap());
+    let (fabric, memory) = (Fabric::new(2), traffic::create(None).unwrap());
     let program = || {
         let mut program = fabric.smc(std::env::current_exe().unwrap());
         program.env("SMC_RUN_TRAFFIC", memory.as_raw_fd().to_string());

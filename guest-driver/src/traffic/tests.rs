@@ -12,8 +12,8 @@ fn address(n: u32) -> SocketAddr {
 
 /// A table as mapped by this many processes.
 fn mapped<const N: usize>() -> [Arc<TrafficTable>; N] {
-    let memory = create().unwrap();
-    [(); N].map(|()| TrafficTable::adopt(&memory, Path::new("/bin/client")).unwrap())
+    let memory = create(None).unwrap();
+    [(); N].map(|()| TrafficTable::adopt(&memory, Path::new("/bin/client"), None).unwrap())
 }
 
 fn key(table: &TrafficTable, server: u32) -> EndpointKey {
@@ -85,9 +85,9 @@ fn a_sample_that_pays_puts_the_next_connections_on_smc() {
 
 #[test]
 fn programs_and_ends_do_not_learn_from_each_other() {
-    let memory = create().unwrap();
-    let [one, other] =
-        ["/bin/one", "/bin/other"].map(|path| TrafficTable::adopt(&memory, path.as_ref()).unwrap());
+    let memory = create(None).unwrap();
+    let [one, other] = ["/bin/one", "/bin/other"]
+        .map(|path| TrafficTable::adopt(&memory, path.as_ref(), None).unwrap());
     for _ in 0..8 {
         one.observe(&Endpoint::Listener(address(1)), false).ended(SHORT, &CostModel::HOST);
         connect(&one, 2, SHORT);
@@ -157,7 +157,7 @@ fn other_files_are_refused() {
     let short = sealed_memfd("short", SIZE as u64 / 2).unwrap();
     let (end, _) = rustix::pipe::pipe().unwrap();
     for fd in [other, short, end] {
-        assert!(TrafficTable::adopt(fd, Path::new("x")).is_err());
+        assert!(TrafficTable::adopt(fd, Path::new("x"), None).is_err());
     }
 }
 

@@ -57,7 +57,8 @@ const fn arguments(first: &[usize]) -> [usize; 6] {
 }
 
 /// Calls dispensable for this project. The last one is needed once a device is open.
-const OPTIONAL: [Call; 6] = calls! {
+const OPTIONAL: [Call; 7] = calls! {
+    SYS_pwrite64 "pwrite64",
     SYS_fallocate "fallocate", SYS_flock "flock",
     SYS_bpf "bpf", SYS_seccomp "seccomp", SYS_io_uring_setup "io_uring_setup",
     SYS_futex_waitv "futex_waitv",

@@ -286,7 +286,7 @@ fn prepare(
         .env("SMC_RUN_STAY_ON_TCP", args.stay_on_tcp.to_string())
         .env("SMC_RUN_GO", args.go.to_string());
     command.env_remove("SMC_RUN_TRAFFIC");
-    if let Ok(traffic) = traffic::create() {
+    if let Ok(traffic) = traffic::create(None) {
         // The descriptor is the program's from now on.
         command.env("SMC_RUN_TRAFFIC", traffic.into_raw_fd().to_string());
     }
