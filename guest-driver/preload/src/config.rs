@@ -36,6 +36,8 @@ const POLICY: &str = "SMC_RUN_POLICY";
 const ALWAYS: &str = "SMC_RUN_ALWAYS";
 /// The descriptor of the program's traffic records, shared by its processes.
 const TRAFFIC: &str = "SMC_RUN_TRAFFIC";
+/// The file with the knowledge about servers for later programs.
+const LEARNED: &str = "SMC_RUN_LEARNED";
 /// A directory for the status files, one for each process with its connections.
 const STATUS: &str = "SMC_RUN_STATUS";
 /// A directory for the statistics sockets, one for each process with its connections.
@@ -102,6 +104,8 @@ pub(crate) struct RunConfig {
     pub(crate) always: Vec<PeerRule>,
     /// The descriptor of the program's traffic records, shared by its processes.
     pub(crate) traffic: Option<c_int>,
+    /// The file with the knowledge about servers for later programs.
+    pub(crate) learned: Option<PathBuf>,
     /// Use of TCP option 254.
     pub(crate) rendezvous: Mode,
     /// The descriptors of the rendezvous attached by `smc run`.
@@ -286,6 +290,7 @@ impl RunConfig {
             traffic: text(TRAFFIC).parse().ok(),
             policy_file,
             first_policy,
+            learned: variable(LEARNED).map(PathBuf::from),
             eids: eids.unwrap_or_default(),
             mistakes,
             rendezvous: match text(RENDEZVOUS).as_str() {

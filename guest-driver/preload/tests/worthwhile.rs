@@ -13,6 +13,7 @@ mod wire;
 use std::io::{Read, Write};
 use std::net::{IpAddr, TcpListener, TcpStream};
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
@@ -33,12 +34,20 @@ const LATE: usize = 16;
 struct Passed {
     option: PassedOn,
     traffic: OwnedFd,
+    /// The file for later runs.
+    learned: Option<PathBuf>,
 }
 
 impl Passed {
     fn new() -> Passed {
         let option = Rendezvous::attach(Options::default()).unwrap().pass_on().unwrap();
-        Passed { option, traffic: traffic::create(None).unwrap() }
+        Passed { option, traffic: traffic::create(None).unwrap(), learned: None }
+    }
+
+    /// Another run of `smc run`.
+    fn next_run(self, learned: &Path) -> Passed {
+        let traffic = traffic::create(Some(learned)).unwrap();
+        Passed { traffic, learned: Some(learned.into()), ..self }
     }
 
     /// The client's knowledge of its server.
@@ -55,6 +64,7 @@ impl Passed {
             .env("SMC_RUN_RENDEZVOUS", "required")
             .env("SMC_RUN_OPTION", self.option.to_string())
             .env("SMC_RUN_TRAFFIC", self.traffic.as_raw_fd().to_string());
+        command.envs(self.learned.iter().map(|learned| ("SMC_RUN_LEARNED", learned)));
         command
     }
 }
@@ -172,6 +182,34 @@ fn processes_of_one_connection_each_learn_together() {
         run(test, passed.program(&fabric), client, PORT, LEARNED + 64);
         let smc = asked(&wire);
         assert!((LEARNED..LEARNED + LATE).contains(&smc), "{smc}");
+        assert_eq!(fabric.decided().0, 2 * smc, "{:?}", fabric.broken());
+    });
+}
+
+/// A loop of `smc run` with one connection each: the knowledge is the user's.
+#[test]
+fn runs_of_one_connection_each_learn_together() {
+    if is_program() {
+        return;
+    }
+    bed::run(|| {
+        let test = "runs_of_one_connection_each_learn_together";
+        let wire = Wire::honest();
+        let fabric = Fabric::new(4);
+        let file = fabric.file("learned");
+        let count = LEARNED + LATE + 4;
+        let mut passed = Passed::new();
+        let mut server = passed.program(&fabric);
+        let server = role(server.env("COUNT", count.to_string()), test, "server", PORT);
+        await_listener(PORT);
+        for _ in 0..count {
+            passed = passed.next_run(&file);
+            let mut client = passed.program(&fabric);
+            role(client.env("COUNT", "1"), test, "client", PORT).finish();
+        }
+        server.finish();
+        let smc = asked(&wire);
+        assert!((LEARNED..LEARNED + LATE).contains(&smc), "the others are plain TCP: {smc}");
         assert_eq!(fabric.decided().0, 2 * smc, "{:?}", fabric.broken());
     });
 }

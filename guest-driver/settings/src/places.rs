@@ -134,6 +134,12 @@ pub fn make_statistics_directory() -> Option<PathBuf> {
     }
 }
 
+/// The file with the knowledge about servers for later programs of this user, in [`own_directory`], made here.
+/// `None`: others may write the directory, or it cannot be made.
+pub fn traffic_file() -> Option<PathBuf> {
+    make_own_directory().ok().map(|directory| directory.join("traffic"))
+}
+
 /// The directory for the statistics of this process: the directory named at the start of its program. If the
 /// program has become another user since, such as a server started by root: the directory of the new user
 /// among the temporary files, made here. `None`: the directory cannot be made, or others may write it.

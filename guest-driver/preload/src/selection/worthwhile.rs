@@ -69,7 +69,7 @@ fn adopt() -> Option<&'static Arc<TrafficTable>> {
     let adopt = |fd| {
         let program = std::env::current_exe().unwrap_or_default();
         // If the program's parent has closed the descriptor, the number may be another file's.
-        TrafficTable::adopt(borrowed(fd), &program, None).ok()
+        TrafficTable::adopt(borrowed(fd), &program, config.learned.as_deref()).ok()
     };
     MEMORY.get_or_init(|| config.traffic.and_then(adopt)).as_ref()
 }

@@ -44,7 +44,7 @@ that finds none prints a message and stays on TCP; it tries again about every se
 
 A short connection takes longer on SMC than on TCP. So a client leaves connections to a server on TCP
 after eight of them were too short for SMC to pay, until one of 64 turns out to be longer.
-`smc stat endpoints` shows what was learned; --always and --strict turn it off.
+Later runs of the program remember this for ten minutes. `smc stat endpoints` shows what was learned; --always and --strict turn it off.
 
 With \"--stack kernel\" the library only makes TCP sockets sockets of the kernel's AF_SMC, and the kernel
 does the rest, over its own ISM device. Processes then share that device, and io_uring, fork and passed
@@ -285,10 +285,12 @@ fn prepare(
         .env("SMC_RUN_OUTLIVE", args.outlive_device.to_string())
         .env("SMC_RUN_STAY_ON_TCP", args.stay_on_tcp.to_string())
         .env("SMC_RUN_GO", args.go.to_string());
-    command.env_remove("SMC_RUN_TRAFFIC");
-    if let Ok(traffic) = traffic::create(None) {
+    command.env_remove("SMC_RUN_TRAFFIC").env_remove("SMC_RUN_LEARNED");
+    let learned = smc_settings::traffic_file();
+    if let Ok(traffic) = traffic::create(learned.as_deref()) {
         // The descriptor is the program's from now on.
         command.env("SMC_RUN_TRAFFIC", traffic.into_raw_fd().to_string());
+        command.envs(learned.map(|learned| ("SMC_RUN_LEARNED", learned)));
     }
     if let Some(directory) = smc_settings::make_statistics_directory() {
         command.env("SMC_RUN_STATISTICS", directory);
