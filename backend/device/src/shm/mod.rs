@@ -25,6 +25,7 @@ mod first_touch;
 mod kick;
 #[allow(unsafe_code, reason = "no crate here wraps getrusage")]
 mod page_waits;
+mod pair;
 mod sealed;
 mod slab;
 #[allow(unsafe_code, reason = "vm-memory leaves mappings of huge pages behind")]
@@ -35,6 +36,7 @@ pub use bus_error::{BusErrorGuard, FaultCause, GuardError};
 pub use first_touch::{TouchQuota, USERFAULT_REQUESTS, userfault};
 pub use kick::Kicker;
 pub use page_waits::PageWaits;
+pub use pair::{PairMemory, PairRange};
 pub use sealed::Sealed;
 pub use slab::SlabMemory;
 

@@ -2,6 +2,7 @@
 //! A slab's memory: data, then the control tail with the nonce and the signal lines.
 
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use virtio_ism_abi::signal::{Line, SlabLine};
@@ -12,36 +13,51 @@ use virtio_ism_abi::slab::{
 use vm_memory::VolatileSlice;
 use zerocopy::IntoBytes;
 
-use super::{Sealed, ShmError};
+use super::{PairRange, Sealed, ShmError};
 
-/// Sealed memory in the layout of [`virtio_ism_abi::slab`].
+/// Sealed memory in the layout of [`virtio_ism_abi::slab`]: a file of its own, or a range of a pair's memory.
 #[derive(Debug)]
 pub struct SlabMemory {
-    memory: Sealed,
+    memory: Arc<Sealed>,
+    /// Begin of the data in the file, bytes.
+    base: u64,
     data_len: u64,
+    range: Option<PairRange>,
 }
 
 impl SlabMemory {
-    /// A slab with `data_len` bytes of data and this nonce in its control tail.
+    /// A slab with `data_len` bytes of data and this nonce in its control tail, in a file of its own.
     ///
     /// # Errors
     /// As [`Sealed::new`].
     pub fn new(data_len: u64, nonce: u64) -> Result<SlabMemory, ShmError> {
-        let len = data_len.saturating_add(CONTROL_LEN as u64);
-        let memory = Sealed::new(len)?;
+        let memory = Arc::new(Sealed::new(data_len.saturating_add(CONTROL_LEN as u64))?);
+        SlabMemory { memory, base: 0, data_len, range: None }.with_header(nonce)
+    }
+
+    /// The same slab in a range of a pair's memory. The range has room for data and control tail.
+    ///
+    /// # Errors
+    /// As [`Sealed::write`].
+    pub fn within(range: PairRange, data_len: u64, nonce: u64) -> Result<SlabMemory, ShmError> {
+        let (memory, base) = (range.pair().memory.clone(), range.offset());
+        SlabMemory { memory, base, data_len, range: Some(range) }.with_header(nonce)
+    }
+
+    fn with_header(self, nonce: u64) -> Result<SlabMemory, ShmError> {
         let header = ControlHeader {
             nonce: nonce.into(),
             version: CONTROL_VERSION.into(),
             nlines: (MAX_LINES as u32).into(),
         };
-        memory.write(data_len, header.as_bytes())?;
-        Ok(SlabMemory { memory, data_len })
+        self.memory.write(self.base + self.data_len, header.as_bytes())?;
+        Ok(self)
     }
 
     /// Length of data and control tail, bytes.
     #[expect(clippy::len_without_is_empty, reason = "never empty")]
     pub fn len(&self) -> u64 {
-        self.memory.len()
+        self.data_len + CONTROL_LEN as u64
     }
 
     /// Length of the data, bytes.
@@ -54,13 +70,23 @@ impl SlabMemory {
         self.memory.fd()
     }
 
+    /// Begin of the slab in its file, bytes.
+    pub fn fd_offset(&self) -> u64 {
+        self.base
+    }
+
+    /// The pair's memory with the slab; `None` for a file of its own.
+    pub fn range(&self) -> Option<&PairRange> {
+        self.range.as_ref()
+    }
+
     /// `len` bytes of data at `offset`.
     ///
     /// # Errors
     /// [`ShmError::Range`] outside of the data, [`ShmError::Map`] if the daemon cannot map it.
     pub fn data(&self, offset: u64, len: u64) -> Result<VolatileSlice<'_>, ShmError> {
         match offset.checked_add(len) {
-            Some(end) if end <= self.data_len => self.memory.slice(offset, len),
+            Some(end) if end <= self.data_len => self.memory.slice(self.base + offset, len),
             _ => Err(ShmError::Range { offset, len }),
         }
     }
@@ -68,9 +94,12 @@ impl SlabMemory {
     /// Makes a range of the data read as zero.
     ///
     /// # Errors
-    /// As [`Sealed::zero`].
+    /// [`ShmError::Range`] outside of the data, otherwise as [`Sealed::zero`].
     pub fn zero(&self, offset: u64, len: u64) -> Result<(), ShmError> {
-        self.memory.zero(offset, len)
+        match offset.checked_add(len) {
+            Some(end) if end <= self.data_len => self.memory.zero(self.base + offset, len),
+            _ => Err(ShmError::Range { offset, len }),
+        }
     }
 
     /// Signal line `line`.
@@ -90,7 +119,7 @@ impl SlabMemory {
     /// As [`SlabMemory::line`].
     pub fn slab_line(&self, line: u16) -> Result<SlabLine<'_>, ShmError> {
         self.line_start(line)?;
-        let start = self.data_len + SLAB_LINE as u64;
+        let start = self.base + self.data_len + SLAB_LINE as u64;
         let armed: &AtomicU32 = self.memory.atomic(start + LINE_ARMED as u64)?;
         let word = SLAB_PEND as u64 + u64::from(line / 64) * 8;
         let pend: &AtomicU64 = self.memory.atomic(start + word)?;
@@ -110,7 +139,7 @@ impl SlabMemory {
             offset: u64::from(line) * LINE_LEN as u64,
             len: LINE_LEN as u64,
         })?;
-        Ok(self.data_len + offset as u64)
+        Ok(self.base + self.data_len + offset as u64)
     }
 }
 
@@ -163,6 +192,26 @@ mod tests {
         let bit = word.load::<u64>(0, Ordering::Acquire).unwrap();
         assert_eq!(bit, (1u64 << (last % 64)).to_le());
         assert!(slab.slab_line(last + 1).is_err());
+    }
+
+    #[test]
+    fn a_slab_in_a_pair_s_memory_keeps_to_its_range() {
+        let pair = crate::shm::PairMemory::new(4 << 20, 1 << 20).unwrap();
+        let ranges = [1 << 20; 2].map(|len| pair.alloc(len).unwrap());
+        let [first, second] = ranges.map(|range| SlabMemory::within(range, DATA, 1).unwrap());
+        assert_eq!((first.fd_offset(), second.fd_offset()), (0, 1 << 20));
+        second.data(0, DATA).unwrap().write_slice(&vec![7; DATA as usize], 0).unwrap();
+        assert!(second.line(0).unwrap().raise(1).is_empty());
+        second.slab_line(0).unwrap().raise(0);
+        let mut bytes = vec![1; DATA as usize];
+        first.data(0, DATA).unwrap().read_slice(&mut bytes, 0).unwrap();
+        assert!(bytes.iter().all(|byte| *byte == 0));
+        let pend = first.line(0).unwrap().pend;
+        assert_eq!(pend.load(Ordering::Acquire), 0);
+        assert!(first.zero(1, DATA).is_err(), "the control tail is not data");
+        second.zero(0, DATA).unwrap();
+        second.data(0, DATA).unwrap().read_slice(&mut bytes, 0).unwrap();
+        assert!(bytes.iter().all(|byte| *byte == 0));
     }
 
     #[test]
