@@ -185,14 +185,13 @@ impl QuotaAccount {
     }
 
     /// Counts a slab new in the window.
-    pub(super) fn add_mapping(&mut self, id: u32, slab: Arc<Slab>, offset: u64) {
+    pub(super) fn add_mapping(&mut self, id: u32, slab: Arc<Slab>, offset: u64, state: MapState) {
         if self.owns(&slab) {
             self.slab_bytes += slab.len();
         } else {
             self.attached_bytes += slab.len();
             self.peers.entry(slab.owner.gid).or_default().maps += 1;
         }
-        let state = MapState::Asked;
         self.maps.insert(id, Mapping { slab, offset, state, dmbs: 0, reported: false });
     }
 

@@ -36,7 +36,7 @@ impl Device {
         }
         check_peer(account, dmb.owner.gid, self.limits.max_peers)?;
         // A device unable to map can still move, and gets DMB_GONE.
-        let place = dmb.place().filter(|_| self.handle.has_window());
+        let place = dmb.place().filter(|place| self.reaches(&place.slab));
         let Some(place) = place else {
             account.add_attached(dmb, None);
             return self.finish_attach(account, token).map(|body| done(tag, body.as_bytes()));
@@ -46,11 +46,11 @@ impl Device {
         let (slab_id, state, asks) = match present {
             Some((_, MapState::Releasing)) => return Err(Status::Eagain),
             Some((id, state)) => (id, state, false),
-            None => (account.next_slab_id(), MapState::Asked, true),
+            None => (account.next_slab_id(), self.initial_state(), true),
         };
         let new_slab_at = if asks { Some(self.find_range(account, window, &slab)?) } else { None };
         if let Some(offset) = new_slab_at {
-            account.add_mapping(slab_id, slab.clone(), offset);
+            account.add_mapping(slab_id, slab.clone(), offset, state);
         }
         account.add_attached(dmb, Some(slab_id));
         if state == MapState::Mapped {
@@ -59,6 +59,17 @@ impl Device {
         let offset = account.maps.get(&slab_id).map_or(0, |mapping| mapping.offset);
         let target = self.target(account, tag, slab_id, slab, offset);
         Ok(Outcome::Map(MapJob { target, what: PendingCommand::Attach(token), asks }))
+    }
+
+    /// Whether a slab can be in the window.
+    fn reaches(&self, slab: &Slab) -> bool {
+        let is_fixed = self.handle.fixed_window.is_some();
+        self.handle.has_window() && (!is_fixed || self.fixed_offset_of(slab).is_some())
+    }
+
+    /// Begin of a slab in a fixed window, bytes.
+    fn fixed_offset_of(&self, slab: &Slab) -> Option<u64> {
+        self.fixed_offset(slab.pair()?, slab.fd_offset())
     }
 
     /// A range of the window for a peer's slab.
@@ -75,7 +86,8 @@ impl Device {
         if account.slots_for_slab_of(slab.owner.gid) > self.free_slots(account, window) {
             return Err(if window.stale() > 0 { Status::Eagain } else { Status::Enospc });
         }
-        window.alloc(slab.len()).ok_or_else(|| out_of_bytes(window))
+        let fixed = self.fixed_offset_of(slab);
+        fixed.or_else(|| window.alloc(slab.len())).ok_or_else(|| out_of_bytes(window))
     }
 
     /// Makes an attached DMB usable: its slab is in place.
@@ -177,6 +189,10 @@ impl Device {
         let mapping = account.maps.get_mut(&slab_id).ok_or(Status::Enoent)?;
         if mapping.dmbs > 0 || mapping.state != MapState::Mapped {
             return Err(Status::Ebusy);
+        }
+        if self.handle.fixed_window.is_some() {
+            account.remove_mapping(slab_id);
+            return Ok(done(tag, &[]));
         }
         mapping.state = MapState::Releasing;
         let (slab, offset) = (mapping.slab.clone(), mapping.offset);

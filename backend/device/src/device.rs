@@ -86,7 +86,10 @@ impl Device {
     ) -> Arc<Device> {
         let state = DeviceState {
             account: None,
-            window: Window::none(),
+            window: port
+                .fixed_window
+                .as_ref()
+                .map_or_else(Window::none, |w| Window::fixed(w.size())),
             commands_full_at: 0,
             queries_full_at: 0,
             session_count: 0,
@@ -101,7 +104,11 @@ impl Device {
             me: me.clone(),
             handle,
             limits,
-            max_maps: port.max_maps.unwrap_or(limits.max_maps),
+            // A slab in an area takes no slot.
+            max_maps: match port.fixed_window {
+                Some(_) => u32::MAX,
+                None => port.max_maps.unwrap_or(limits.max_maps),
+            },
             num_move_queues: port.num_move_queues.max(1),
             lifecycle: Mutex::new(MemberState::Member),
             current: RwLock::new(None),
@@ -142,11 +149,12 @@ impl Device {
     /// Size of the window in bytes, a power of two; 0 (the initial value) if the front end cannot map, or
     /// does not acknowledge mappings.
     ///
-    /// Ignored while a session has mappings. While ranges of past sessions may be mapped, only the size of
+    /// Ignored while a session has mappings, and for a [fixed window](super::FixedWindow). While ranges of past sessions may be mapped, only the size of
     /// their window or 0 is taken; any other size counts as 0.
     pub fn set_window(&self, bytes: u64) {
         let mut state = lock(&self.state);
-        if state.account.as_ref().is_some_and(|account| !account.maps.is_empty()) {
+        let has_maps = state.account.as_ref().is_some_and(|account| !account.maps.is_empty());
+        if has_maps || self.handle.fixed_window.is_some() {
             return;
         }
         let mut usable = bytes;

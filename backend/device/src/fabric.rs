@@ -8,9 +8,11 @@ use std::sync::{Arc, Mutex, RwLock, Weak};
 use virtio_ism_abi::{Chid, Gid};
 
 use super::dmb::Tokens;
+use super::fixed_window::{FixedWindow, FixedWindows};
 use super::gid::usable;
 use super::handle::DeviceHandle;
 use super::session::DeviceSession;
+use super::shm::ShmError;
 use super::slab::Gauges;
 use super::sync::{lock, read, write};
 use super::{
@@ -97,6 +99,8 @@ pub struct DeviceConfig {
     pub limits: Option<Limits>,
     /// Mapping slots of the front end, if different from the limits.
     pub max_maps: Option<u32>,
+    /// The window of a front end that maps at its start only.
+    pub fixed_window: Option<Arc<FixedWindow>>,
     /// Move queues, shown in the configuration space. 0 counts as 1.
     pub num_move_queues: u16,
 }
@@ -116,6 +120,7 @@ pub struct Fabric {
     /// The sessions of a GID: one, except on loopback.
     sessions: RwLock<HashMap<Gid, Vec<Arc<DeviceSession>>>>,
     members: Mutex<Members>,
+    fixed_windows: FixedWindows,
 }
 
 #[derive(Default)]
@@ -148,6 +153,7 @@ impl Fabric {
             serial: AtomicU64::new(0),
             sessions: RwLock::default(),
             members: Mutex::default(),
+            fixed_windows: FixedWindows::default(),
         }))
     }
 
@@ -173,10 +179,30 @@ impl Fabric {
         let mut members = lock(&self.members);
         members.check_caps(&self.caps, &limits)?;
         let first_gid = self.first_gid(port.pinned_gid)?;
-        let handle = DeviceHandle::new(member, notifier, self.clock.clone(), limits.wake_rate());
+        let fixed = port.fixed_window.clone();
+        let handle =
+            DeviceHandle::new(member, notifier, self.clock.clone(), limits.wake_rate(), fixed);
         let device = Device::new(self.clone(), port, limits, Arc::new(handle), first_gid);
         members.devices.insert(member, (Arc::downgrade(&device), limits));
         Ok(device)
+    }
+
+    /// A window of at most `most` bytes and `areas` areas, for a front end that maps at its start only. All
+    /// bytes count as those of slabs: the front end can touch each of them. `None`: too small for a slab, or
+    /// the fabric is loopback, where a slab has more than two ends.
+    ///
+    /// # Errors
+    /// As [`PairMemory::new`](super::shm::PairMemory::new).
+    pub fn fixed_window(
+        &self,
+        most: u64,
+        areas: usize,
+    ) -> Result<Option<Arc<FixedWindow>>, ShmError> {
+        if self.shared_gid.is_some() {
+            return Ok(None);
+        }
+        let most = most.min(self.limits.slab_bytes).min(self.limits.attached_slab_bytes);
+        self.fixed_windows.open(self.next_serial(), most, areas, self.limits.slab_align)
     }
 
     /// The present state of the fabric.

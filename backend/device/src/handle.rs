@@ -9,6 +9,7 @@ use vm_memory::{GuestMemoryAtomic, GuestMemoryMmap};
 
 use super::copy_watch::CopyWatch;
 use super::counters::Counters;
+use super::fixed_window::FixedWindow;
 use super::limits::Clock;
 use super::rate::Rate;
 use super::sync::{read, write};
@@ -45,6 +46,8 @@ pub(super) struct DeviceHandle {
     pub(super) copies: CopyWatch,
     /// Doorbells of own slabs with descriptors held by the daemon.
     pub(super) doorbells: AtomicU32,
+    /// The window of a front end that maps at its start only.
+    pub(super) fixed_window: Option<Arc<FixedWindow>>,
     memory: RwLock<Option<GuestMemoryAtomic<GuestMemoryMmap>>>,
     window: AtomicU64,
     features: AtomicU64,
@@ -62,7 +65,9 @@ impl DeviceHandle {
         notifier: Arc<dyn EventNotifier>,
         clock: Arc<dyn Clock>,
         wake_rate: Rate,
+        fixed_window: Option<Arc<FixedWindow>>,
     ) -> DeviceHandle {
+        let window = fixed_window.as_ref().map_or(0, |window| window.size());
         DeviceHandle {
             member,
             notifier,
@@ -71,8 +76,9 @@ impl DeviceHandle {
             wake_rate,
             copies: CopyWatch::default(),
             doorbells: AtomicU32::new(0),
+            fixed_window,
             memory: RwLock::new(None),
-            window: AtomicU64::new(0),
+            window: AtomicU64::new(window),
             features: AtomicU64::new(Features::all().bits()),
         }
     }
@@ -100,6 +106,11 @@ impl DeviceHandle {
 
     pub(super) fn features(&self) -> Features {
         Features::from_bits_truncate(self.features.load(Ordering::Relaxed))
+    }
+
+    /// Identification of the front end on the fabric, beyond the connections of its function.
+    pub(super) fn front_end(&self) -> u64 {
+        self.fixed_window.as_ref().map_or(self.member, |window| window.id())
     }
 
     /// Whether the driver reaches armed words, and has agreed to wake threads sleeping on them.

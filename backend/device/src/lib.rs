@@ -53,7 +53,8 @@
 //! against existing objects. `accounts` keeps the quotas of a session; `transfer` moves, and `copy_watch`
 //! finds the cause of a slow move; `leave` asks a driver to leave and waits; `pending_events` holds the
 //! driver's unread events, and `wake_slot` the state shared by events with slabs and DMBs. `device` is a
-//! device and its sessions; `fabric` is the state shared by devices.
+//! device and its sessions; `fabric` is the state shared by devices. `window` keeps the ranges of a front
+//! end that maps on request, and `fixed_window` the areas of one that maps at its start only.
 #![deny(unsafe_code)]
 
 mod accounts;
@@ -65,6 +66,7 @@ mod device;
 mod dmb;
 mod doorbell;
 mod fabric;
+mod fixed_window;
 mod gid;
 mod handle;
 mod info;
@@ -89,6 +91,7 @@ pub use counters::{Counter, Counts};
 pub use device::{CloseReason, Device};
 pub use doorbell::DoorbellFd;
 pub use fabric::{DeviceConfig, Fabric, FabricConfig, FabricError, JoinError};
+pub use fixed_window::{FixedWindow, MAX_AREAS};
 pub use gid::GidPool;
 pub use handle::{Delivery, EventNotifier};
 pub use info::{DeviceInfo, FabricInfo};

@@ -70,7 +70,7 @@ impl MapJob {
         let JobTarget { slab, offset, .. } = &self.target;
         self.asks.then(|| MapRequest {
             fd: slab.fd(),
-            fd_offset: 0,
+            fd_offset: slab.fd_offset(),
             window_offset: *offset,
             len: slab.len(),
         })

@@ -13,10 +13,13 @@ use super::accounts::{MapState, QuotaAccount};
 use super::command::{check_peer, done};
 use super::device::DeviceState;
 use super::dmb::{Backing, Dmb, GuestRange, ranges};
+use super::fixed_window::FixedWindow;
 use super::gid::secret;
+use super::handle::DeviceHandle;
 use super::map::{JobTarget, PendingCommand};
 use super::request::{CheckedBacking, CheckedRegister, CheckedSgEntry};
 use super::session::DeviceSession;
+use super::shm::PairMemory;
 use super::slab::{Slab, SlabPlan, SlabRange, slab_sizes};
 use super::sync::lock;
 use super::wake_slot::DmbSignalSlot;
@@ -29,6 +32,15 @@ struct WindowBacking {
     slab_id: u32,
     /// Offset in the window of a slab not mapped yet.
     new_slab_at: Option<u64>,
+}
+
+/// Properties of a new slab, from its pair.
+struct NewSlab {
+    /// Memory mapped ahead by a front end of the pair.
+    pair: Option<Arc<PairMemory>>,
+    /// Number of the pair's shared slabs.
+    shared: usize,
+    has_doorbell: bool,
 }
 
 impl Device {
@@ -69,7 +81,7 @@ impl Device {
             backing,
         );
         if let (Some(id), Some(offset), Some(place)) = (slab_id, new_slab_at, dmb.place()) {
-            account.add_mapping(id, place.slab.clone(), offset);
+            account.add_mapping(id, place.slab.clone(), offset, self.initial_state());
         }
         account.add_dmb(dmb, slab_id);
         if let Some(peer) = account.peers.get_mut(&request.user) {
@@ -230,7 +242,39 @@ impl Device {
             return Err(if window.stale() > 0 { Status::Eagain } else { Status::Enospc });
         }
         let has_doorbell = self.can_ring(user);
-        self.new_slab(account, window, request, shared, has_doorbell)
+        let plan = NewSlab { pair: self.pair_memory(user)?, shared, has_doorbell };
+        self.new_slab(account, window, request, &plan)
+    }
+
+    /// Memory for slabs with `user` if one of both front ends maps at its start only, and `None` otherwise.
+    fn pair_memory(&self, user: &DeviceSession) -> Result<Option<Arc<PairMemory>>, Status> {
+        let (own, other) = (&self.handle, &user.handle);
+        let shared = |window: &FixedWindow, peer: &DeviceHandle| {
+            let met = window.shared_with(peer.front_end());
+            // Another front end with areas of its own has not mapped a free area.
+            let may_take = peer.fixed_window.is_none() && peer.has_window();
+            met.or_else(|| may_take.then(|| window.give(peer.front_end()))?)
+        };
+        match (&own.fixed_window, &other.fixed_window) {
+            (Some(window), _) => shared(window, other).map(Some).ok_or(Status::Enospc),
+            // A slab of its own is of use to this driver, and the user moves.
+            (None, Some(window)) => Ok(shared(window, own)),
+            (None, None) => Ok(None),
+        }
+    }
+
+    /// State of a slab new in the window: a front end that maps at its start only is not asked.
+    pub(super) fn initial_state(&self) -> MapState {
+        match self.handle.fixed_window {
+            Some(_) => MapState::Mapped,
+            None => MapState::Asked,
+        }
+    }
+
+    /// Begin of a slab of the pair's memory in a fixed window, bytes; `None`: mapped on request, or not in
+    /// this window.
+    pub(super) fn fixed_offset(&self, pair: &Arc<PairMemory>, at: u64) -> Option<u64> {
+        Some(self.handle.fixed_window.as_ref()?.offset_of(pair)? + at)
     }
 
     fn new_slab(
@@ -238,18 +282,26 @@ impl Device {
         account: &mut QuotaAccount,
         window: &mut Window,
         request: &CheckedRegister,
-        shared: usize,
-        has_doorbell: bool,
+        plan: &NewSlab,
     ) -> Result<WindowBacking, Status> {
         let nonce = secret().map_err(|_| Status::Eio)?;
         let left = self.limits.slab_bytes.saturating_sub(account.slab_bytes);
         let dmb_len = u64::from(request.len);
-        for data_len in slab_sizes(shared, request.len) {
+        for data_len in slab_sizes(plan.shared, request.len) {
             let len = data_len + CONTROL_LEN as u64;
             if len > left {
                 continue;
             }
-            let Some(offset) = window.alloc(len) else { continue };
+            let range = plan.pair.as_ref().map(|pair| pair.alloc(len));
+            let fixed = range.as_ref().and_then(|range| {
+                let range = range.as_ref()?;
+                self.fixed_offset(range.pair(), range.offset())
+            });
+            let Some(offset) = fixed.or_else(|| window.alloc(len)) else { continue };
+            if range.as_ref().is_some_and(Option::is_none) {
+                window.free(offset);
+                continue;
+            }
             let slab_id = account.next_slab_id();
             let slab = Slab::new(SlabPlan {
                 serial: self.fabric.next_serial(),
@@ -259,7 +311,8 @@ impl Device {
                 nonce,
                 data_len,
                 dedicated: dmb_len > data_len / 2,
-                has_doorbell,
+                has_doorbell: plan.has_doorbell,
+                range: range.flatten(),
                 gauges: self.fabric.gauges.clone(),
             });
             let place = slab.ok().and_then(|slab| slab.place(request.len, request.wait_group));

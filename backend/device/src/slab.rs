@@ -14,7 +14,7 @@ use super::lines::Lines;
 use super::session::DeviceSession;
 use super::sync::lock;
 use super::wake_slot::SlabWakeSlot;
-use crate::shm::{Buddy, ShmError, SlabMemory};
+use crate::shm::{Buddy, PairMemory, PairRange, ShmError, SlabMemory};
 
 /// Smallest range of a slab, bytes.
 const RANGE_MIN: u64 = 16 << 10;
@@ -71,14 +71,19 @@ pub(super) struct SlabPlan {
     pub(super) dedicated: bool,
     /// Owner and user support doorbells.
     pub(super) has_doorbell: bool,
+    /// Memory mapped ahead by a front end of the pair; `None`: a file of the slab's own.
+    pub(super) range: Option<PairRange>,
     pub(super) gauges: Arc<Gauges>,
 }
 
 impl Slab {
     pub(super) fn new(plan: SlabPlan) -> Result<Arc<Slab>, ShmError> {
         let SlabPlan { serial, owner, user, owner_id, nonce, data_len, .. } = plan;
-        let SlabPlan { dedicated, has_doorbell, gauges, .. } = plan;
-        let memory = SlabMemory::new(data_len, nonce)?;
+        let SlabPlan { dedicated, has_doorbell, range, gauges, .. } = plan;
+        let memory = match range {
+            Some(range) => SlabMemory::within(range, data_len, nonce)?,
+            None => SlabMemory::new(data_len, nonce)?,
+        };
         gauges.slabs.fetch_add(1, Ordering::Relaxed);
         gauges.slab_bytes.fetch_add(memory.len(), Ordering::Relaxed);
         let ranges = Buddy::new(data_len, RANGE_MIN);
@@ -104,6 +109,16 @@ impl Slab {
 
     pub(super) fn fd(&self) -> BorrowedFd<'_> {
         self.memory.fd()
+    }
+
+    /// Begin of the slab in its file, bytes.
+    pub(super) fn fd_offset(&self) -> u64 {
+        self.memory.fd_offset()
+    }
+
+    /// The memory of the pair with the slab; `None` for a file of its own.
+    pub(super) fn pair(&self) -> Option<&Arc<PairMemory>> {
+        self.memory.range().map(PairRange::pair)
     }
 
     /// A range for a DMB of `len` bytes, if room and a line for its wait group are left.

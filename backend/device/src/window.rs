@@ -11,6 +11,8 @@ pub(super) struct Window {
     /// Ranges possibly left mapped by a past session. Not allocated again before the front end's answer to an
     /// unmap request.
     stale: Vec<Stale>,
+    /// The front end maps at its start only, so no range has to be allocated or unmapped.
+    is_fixed: bool,
 }
 
 #[derive(Debug)]
@@ -24,12 +26,17 @@ struct Stale {
 impl Window {
     /// No window.
     pub(super) fn none() -> Window {
-        Window { size: 0, ranges: Buddy::new(0, 1), stale: Vec::new() }
+        Window { size: 0, ranges: Buddy::new(0, 1), stale: Vec::new(), is_fixed: false }
+    }
+
+    /// The window of a front end that maps at its start only.
+    pub(super) fn fixed(size: u64) -> Window {
+        Window { size, is_fixed: true, ..Window::none() }
     }
 
     /// A window of `size` bytes, allocated in multiples of `align` bytes.
     pub(super) fn new(size: u64, align: u32) -> Window {
-        Window { size, ranges: Buddy::new(size, u64::from(align)), stale: Vec::new() }
+        Window { size, ranges: Buddy::new(size, u64::from(align)), ..Window::none() }
     }
 
     pub(super) fn size(&self) -> u64 {
@@ -53,7 +60,9 @@ impl Window {
     /// Records a range of an ended session. `busy`: a request to the front end about the range is
     /// outstanding.
     pub(super) fn mark_stale(&mut self, offset: u64, len: u64, busy: bool) {
-        self.stale.push(Stale { offset, len, busy });
+        if !self.is_fixed {
+            self.stale.push(Stale { offset, len, busy });
+        }
     }
 
     /// The front end has answered the request about a stale range.

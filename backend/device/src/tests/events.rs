@@ -303,7 +303,7 @@ fn unread_events_keep_no_memory_of_a_session_that_was_never_closed() {
     let notifier = Arc::new(CountingNotifier::default());
     let clock: Arc<dyn Clock> = world.clock.clone();
     let rate = Limits::default().wake_rate();
-    let handle = Arc::new(DeviceHandle::new(0, notifier.clone(), clock, rate));
+    let handle = Arc::new(DeviceHandle::new(0, notifier.clone(), clock, rate, None));
     let owner = DeviceSession::new(Gid([1; 16]), 1, handle.clone());
     let user = DeviceSession::new(Gid([2; 16]), 1, handle);
     let gauges = world.fabric.gauges.clone();
@@ -316,6 +316,7 @@ fn unread_events_keep_no_memory_of_a_session_that_was_never_closed() {
         data_len: 4 << 20,
         dedicated: false,
         has_doorbell: false,
+        range: None,
         gauges: gauges.clone(),
     });
     let slab = slab.unwrap();
