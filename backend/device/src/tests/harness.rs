@@ -125,6 +125,24 @@ impl World {
         driver
     }
 
+    /// A device with a front end that maps its areas at the start only, after HELLO.
+    pub fn fixed(&self, name: &str, areas: usize) -> Driver {
+        let window = self.fabric.fixed_window(WINDOW, areas).unwrap().unwrap();
+        let fixed_window = Some(window.clone());
+        let name = name.into();
+        let mut driver =
+            self.join_with(DeviceConfig { name, fixed_window, ..DeviceConfig::default() });
+        let len = window.area_len();
+        for (area, file) in (0..).zip(window.files()) {
+            let file = FileOffset::new(File::from(file.try_clone_to_owned().unwrap()), 0);
+            let map = MmapRegion::from_file(file, len as usize).unwrap();
+            driver.front.maps.insert(area * len, map);
+        }
+        driver.front.refuses = true;
+        driver.hello();
+        driver
+    }
+
     /// A device without a window, after HELLO.
     pub fn mover(&self, name: &str) -> Driver {
         let mut driver = self.join(name);

@@ -6,6 +6,7 @@ use crate as ism;
 mod attacks;
 mod commands;
 mod events;
+mod fixed_window;
 mod harness;
 mod leaving;
 mod moves;
