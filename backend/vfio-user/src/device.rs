@@ -21,6 +21,7 @@ use crate::irq::{IrqError, Vectors};
 use crate::pci::{Access, ConfigSpace, Effect};
 use crate::region::{
     COMMON, CONFIG, DEVICE, MSIX_BAR, NOTIFY, NOTIFY_MULTIPLIER, PENDING_BITS, STRUCTURES_BAR,
+    SharedMemory,
 };
 use crate::wire::{Fields, put};
 use crate::{Event, Identity};
@@ -76,6 +77,7 @@ pub(crate) struct Device<'a, B> {
     queues: Vec<Queue>,
     vectors: Vectors,
     memory: DmaTable,
+    shared: Option<SharedMemory>,
     /// `None`: the back end has ended, and the driver has to reset the function.
     back_end: Option<B>,
     connect: &'a mut Connect<'a, B>,
@@ -85,6 +87,7 @@ pub(crate) struct Device<'a, B> {
 impl<'a, B: BackEnd> Device<'a, B> {
     pub(crate) fn new(
         identity: Identity,
+        shared: Option<SharedMemory>,
         connect: &'a mut Connect<'a, B>,
         report: &'a mut Report<'a>,
     ) -> Result<Device<'a, B>, BackEndError> {
@@ -105,7 +108,7 @@ impl<'a, B: BackEnd> Device<'a, B> {
         let vectors = identity.queues + 1;
         Ok(Device {
             identity,
-            space: ConfigSpace::new(&identity, vectors),
+            space: ConfigSpace::new(&identity, vectors, shared.as_ref()),
             common: Common {
                 offered,
                 accepted: 0,
@@ -119,6 +122,7 @@ impl<'a, B: BackEnd> Device<'a, B> {
             queues: (0..identity.queues).map(queue).collect::<Result<_, _>>()?,
             vectors: Vectors::new(vectors)?,
             memory: DmaTable::default(),
+            shared,
             back_end: Some(back_end),
             connect,
             report,
@@ -128,6 +132,11 @@ impl<'a, B: BackEnd> Device<'a, B> {
     /// A descriptor readable at the end of the back end.
     pub(crate) fn link(&self) -> Option<BorrowedFd<'_>> {
         self.back_end.as_ref().and_then(BackEnd::link)
+    }
+
+    /// The shared memory.
+    pub(crate) fn shared(&self) -> Option<&SharedMemory> {
+        self.shared.as_ref()
     }
 
     /// The vectors.

@@ -119,7 +119,7 @@ fn with_device(back_end: &Noted, test: impl FnOnce(&mut Device<'_, Noted>)) {
         Ok(back_end.clone())
     };
     let mut report = |_: Event<'_>| ();
-    let mut device = Device::new(IDENTITY, &mut connect, &mut report).unwrap();
+    let mut device = Device::new(IDENTITY, None, &mut connect, &mut report).unwrap();
     test(&mut device);
 }
 

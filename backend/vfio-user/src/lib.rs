@@ -15,7 +15,7 @@ mod wire;
 pub use back_end::{BackEnd, BackEndError, QueueLayout, VhostUser};
 pub use dma::{DmaError, MemoryRegion};
 pub use irq::IrqError;
-pub use region::AccessError;
+pub use region::{AccessError, SharedMemory};
 pub use server::{EndError, serve};
 pub use stream::StreamError;
 pub use wire::{BodyError, HeaderError};

@@ -6,7 +6,7 @@ use virtio_ism_abi::virtio_pci::{CAPABILITY, FIRST_DEVICE, VENDOR, common, struc
 use crate::Identity;
 use crate::region::{
     COMMON, CONFIG_LEN, DEVICE, ISR, MSIX_BAR, NOTIFY, NOTIFY_MULTIPLIER, PENDING, Place,
-    STRUCTURES_BAR,
+    SHARED_BAR, STRUCTURES_BAR, SharedMemory,
 };
 use crate::wire::{Fields, put};
 
@@ -28,6 +28,7 @@ const ISR_CAP: u8 = 0x64;
 const DEVICE_CAP: u8 = 0x74;
 const NOTIFY_CAP: u8 = 0x84;
 const ACCESS_CAP: u8 = 0x98;
+const SHARED_CAP: u8 = 0xac;
 
 /// Control byte of the advanced features: its bit 0 resets the function.
 const RESET_REGISTER: usize = FEATURES as usize + 4;
@@ -65,8 +66,15 @@ pub(crate) struct ConfigSpace {
 }
 
 impl ConfigSpace {
-    pub(crate) fn new(identity: &Identity, vectors: u16) -> ConfigSpace {
-        let bytes = registers(identity, vectors);
+    pub(crate) fn new(
+        identity: &Identity,
+        vectors: u16,
+        shared: Option<&SharedMemory>,
+    ) -> ConfigSpace {
+        let mut bytes = registers(identity, vectors);
+        if let Some(shared) = shared {
+            add_shared_memory(&mut bytes, shared);
+        }
         ConfigSpace { bytes, fresh: bytes }
     }
 
@@ -192,6 +200,22 @@ fn registers(identity: &Identity, vectors: u16) -> [u8; CONFIG_LEN] {
     bytes
 }
 
+/// Adds the BAR of the shared memory, and the capability for it at the end of the list.
+fn add_shared_memory(bytes: &mut [u8], shared: &SharedMemory) {
+    /// A memory BAR of 64 bits, prefetchable.
+    const BAR: u32 = 0xc;
+    const LEN: u8 = 24;
+    let at = usize::from(SHARED_CAP);
+    put(bytes, usize::from(ACCESS_CAP) + 1, &[SHARED_CAP]);
+    put(bytes, 0x10 + 4 * SHARED_BAR as usize, &BAR.to_le_bytes());
+    let kind = structure::SHARED_MEMORY;
+    put(bytes, at, &[CAPABILITY, 0, LEN, kind, SHARED_BAR as u8, shared.id]);
+    // The higher half of the length has a place of its own; the offset is 0.
+    let [low, high] = [shared.len() as u32, (shared.len() >> 32) as u32];
+    put(bytes, at + 12, &low.to_le_bytes());
+    put(bytes, at + 20, &high.to_le_bytes());
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -207,7 +231,9 @@ mod tests {
 
     #[test]
     fn the_list_of_capabilities_is_what_drivers_look_for() {
-        let space = ConfigSpace::new(&IDENTITY, 5);
+        let files = vec![std::fs::File::open("/dev/null").unwrap().into()];
+        let shared = SharedMemory { id: 1, area_len: 8 << 30, files };
+        let space = ConfigSpace::new(&IDENTITY, 5, Some(&shared));
         assert_eq!(space.bytes[..4], [0xf4, 0x1a, 0x6c, 0x10]);
         let (mut at, mut seen) = (usize::from(byte(&space, 0x34)), Vec::new());
         while at != 0 {
@@ -217,13 +243,16 @@ mod tests {
             seen.push((kind, structure));
             at = next;
         }
-        assert_eq!(seen, [(0x11, 0), (0x13, 0), (9, 1), (9, 3), (9, 4), (9, 2), (9, 5)]);
+        assert_eq!(seen, [(0x11, 0), (0x13, 0), (9, 1), (9, 3), (9, 4), (9, 2), (9, 5), (9, 8)]);
+        let fields = Fields(&space.bytes);
+        assert_eq!((fields.u32(0x20), byte(&space, 0xac + 5)), (0xc, 1));
+        assert_eq!([fields.u32(0xac + 12), fields.u32(0xac + 20)], [0, 2], "8 GiB");
         assert_eq!(byte(&space, usize::from(MSIX) + 2), 4, "one less than the vectors");
     }
 
     #[test]
     fn only_what_a_driver_may_write_changes() {
-        let mut space = ConfigSpace::new(&IDENTITY, 5);
+        let mut space = ConfigSpace::new(&IDENTITY, 5, None);
         let before = space.bytes;
         assert_eq!(space.write(0, &[0xff; 4]), Effect::Stored);
         assert_eq!(space.write(0x10, &[0xff; 0x24]), Effect::Stored);
@@ -240,7 +269,7 @@ mod tests {
 
     #[test]
     fn a_bar_can_be_reached_by_the_configuration_space() {
-        let mut space = ConfigSpace::new(&IDENTITY, 5);
+        let mut space = ConfigSpace::new(&IDENTITY, 5, None);
         assert_eq!(space.access(ACCESS + 16, 4), None, "no length yet");
         assert_eq!(space.write(ACCESS + 8, &20u32.to_le_bytes()), Effect::Stored);
         space.write(ACCESS + 12, &1u32.to_le_bytes());

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Regions of the function in vfio's numbering, and the layout of its BARs.
 
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
 use thiserror::Error;
 
 /// Most bytes of one access: more than the whole configuration space of PCI Express.
@@ -12,6 +14,8 @@ pub(crate) const REGIONS: u32 = 9;
 pub(crate) const STRUCTURES_BAR: u32 = 0;
 /// BAR of the MSI-X table and its pending bits.
 pub(crate) const MSIX_BAR: u32 = 2;
+/// BAR of the shared memory.
+pub(crate) const SHARED_BAR: u32 = 4;
 /// The configuration space.
 pub(crate) const CONFIG: u32 = 7;
 
@@ -55,9 +59,34 @@ impl Place {
     }
 }
 
-/// Bytes of a region; 0 for an absent region.
-pub(crate) fn size(region: u32) -> u64 {
+/// A shared memory region of the device (virtio 1.3, 2.10), made of areas of one length. The client maps the
+/// areas once, when it reads the information on the region.
+#[derive(Debug)]
+pub struct SharedMemory {
+    /// Number of the region for drivers.
+    pub id: u8,
+    /// Length of each area, bytes: a power of two.
+    pub area_len: u64,
+    /// The file of each area, mapped from its begin. The number of files is a power of two.
+    pub files: Vec<OwnedFd>,
+}
+
+impl SharedMemory {
+    /// Length of the region, bytes.
+    pub(crate) fn len(&self) -> u64 {
+        self.area_len.saturating_mul(self.files.len() as u64)
+    }
+
+    /// The files of the areas.
+    pub(crate) fn fds(&self) -> Vec<BorrowedFd<'_>> {
+        self.files.iter().map(AsFd::as_fd).collect()
+    }
+}
+
+/// Bytes of a region, with `shared` bytes of shared memory; 0 for an absent region.
+pub(crate) fn size(region: u32, shared: u64) -> u64 {
     match region {
+        SHARED_BAR => shared,
         STRUCTURES_BAR => STRUCTURES_LEN,
         MSIX_BAR => MSIX_LEN,
         CONFIG => CONFIG_LEN as u64,
@@ -80,8 +109,13 @@ pub struct AccessError {
 }
 
 /// Checks whether an access lies in its region. Returns its length.
-pub(crate) fn check(region: u32, offset: u64, count: u32) -> Result<usize, AccessError> {
-    let size = size(region);
+pub(crate) fn check(
+    region: u32,
+    offset: u64,
+    count: u32,
+    shared: u64,
+) -> Result<usize, AccessError> {
+    let size = size(region, shared);
     let len = count as usize;
     let end = offset.checked_add(count.into());
     if len > MAX_DATA || len == 0 || end.is_none_or(|end| end > size) {
@@ -96,8 +130,10 @@ mod tests {
 
     #[test]
     fn accesses_lie_in_their_region() {
-        assert_eq!(check(CONFIG, 0, 256), Ok(256));
-        assert_eq!(check(STRUCTURES_BAR, STRUCTURES_LEN - 4, 4), Ok(4));
+        assert_eq!(check(CONFIG, 0, 256, 0), Ok(256));
+        assert_eq!(check(STRUCTURES_BAR, STRUCTURES_LEN - 4, 4, 0), Ok(4));
+        assert_eq!(check(SHARED_BAR, 4092, 4, 4096), Ok(4));
+        assert!(check(SHARED_BAR, 4093, 4, 4096).is_err());
         for (region, offset, count) in [
             (CONFIG, 0, 257),
             (CONFIG, 256, 1),
@@ -106,12 +142,13 @@ mod tests {
             (STRUCTURES_BAR, 0, u32::MAX),
             (STRUCTURES_BAR, 0, MAX_DATA as u32 + 1),
             (1, 0, 1),
+            (SHARED_BAR, 0, 1),
             (REGIONS, 0, 1),
             (u32::MAX, 0, 1),
         ] {
-            let size = size(region);
+            let size = size(region, 0);
             let refused = Err(AccessError { region, offset, count, size });
-            assert_eq!(check(region, offset, count), refused);
+            assert_eq!(check(region, offset, count, 0), refused);
         }
     }
 }

@@ -10,7 +10,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
-    SendFlags, recvmsg, sendmsg,
+    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
 use thiserror::Error;
 
@@ -157,15 +157,27 @@ impl ClientStream {
         Ok(())
     }
 
-    /// Sends an answer.
-    pub(crate) fn send(&self, head: &[u8], body: &[u8]) -> Result<(), StreamError> {
+    /// Sends an answer, and at most [`MAX_FDS`] descriptors with it.
+    pub(crate) fn send(
+        &self,
+        head: &[u8],
+        body: &[u8],
+        mut fds: &[BorrowedFd<'_>],
+    ) -> Result<(), StreamError> {
         let message: Vec<u8> = head.iter().chain(body).copied().collect();
         let mut rest = message.as_slice();
         while !rest.is_empty() {
-            let mut none = SendAncillaryBuffer::default();
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+            let mut ancillary = SendAncillaryBuffer::new(&mut space);
+            if !fds.is_empty() {
+                ancillary.push(SendAncillaryMessage::ScmRights(fds));
+            }
             let iov = [IoSlice::new(rest)];
-            match sendmsg(self.socket.as_fd(), &iov, &mut none, SendFlags::NOSIGNAL) {
-                Ok(sent) => rest = rest.get(sent..).unwrap_or_default(),
+            match sendmsg(self.socket.as_fd(), &iov, &mut ancillary, SendFlags::NOSIGNAL) {
+                Ok(sent) => {
+                    rest = rest.get(sent..).unwrap_or_default();
+                    fds = &[];
+                }
                 Err(Errno::INTR) => {}
                 Err(Errno::PIPE | Errno::CONNRESET) => return Err(StreamError::Closed),
                 Err(error) => return Err(io::Error::from(error).into()),

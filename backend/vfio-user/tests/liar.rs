@@ -15,7 +15,8 @@ use client::*;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, memfd_create};
 use vfio_user_virtio::{
-    BackEnd, BackEndError, EndError, Event, Identity, MemoryRegion, QueueLayout, serve,
+    BackEnd, BackEndError, EndError, Event, Identity, MemoryRegion, QueueLayout, SharedMemory,
+    serve,
 };
 
 const EINVAL: Refused = Refused(22);
@@ -83,7 +84,12 @@ impl Server {
                 Event::Refused(error) => said.lock().unwrap().push(error.to_string()),
                 Event::BackEndLost(error) => panic!("{error}"),
             };
-            match serve(far, identity, &mut || Ok(Willing), &mut report) {
+            let share = |areas| {
+                let file = || memfd_create("area", MemfdFlags::CLOEXEC).unwrap();
+                let files = (0..areas).map(|_| file()).collect();
+                Some(SharedMemory { id: 1, area_len: 4096, files })
+            };
+            match serve(far, identity, share, &mut || Ok(Willing), &mut report) {
                 Err(end) => end,
             }
         });
@@ -129,6 +135,63 @@ fn a_client_finds_the_function() {
     assert_eq!(server.said(), "");
     drop(client);
     assert_eq!(server.end(), "the client has gone");
+}
+
+#[test]
+fn a_client_that_maps_files_of_areas_gets_them_with_the_region() {
+    let (mut client, server) = Server::start();
+    let said = client.version_as("{\"capabilities\":{\"max_msg_fds\":2,\"sparse_mmap_fds\":true}}");
+    assert!(said.contains("\"sparse_mmap_fds\":true"), "{said}");
+    let size = 2 * 4096;
+    // Without room for the areas: how much is needed, and no file.
+    let (info, files) = client.region_info(4, 32);
+    assert_eq!(info, words(&[32 + 16 + 2 * 32, 15, 4, 0, size, 0, 0, 0]));
+    assert!(files.is_empty());
+    for argsz in [32 + 16 + 2 * 32, u32::MAX] {
+        let (info, files) = client.region_info(4, argsz);
+        assert_eq!(info[..32], words(&[112, 15, 4, 32, size, 0, 0, 0]));
+        assert_eq!(info[32..48], words(&[0x1_8001, 0, 2, 0]));
+        assert_eq!(info[48..80], words(&[0, 0, 0, 0, 4096, 0, 0, 0]));
+        assert_eq!(info[80..], words(&[4096, 0, 0, 0, 4096, 0, 1, 0]));
+        assert_eq!(files.len(), 2);
+    }
+    let (info, files) = client.region_info(0, u32::MAX);
+    assert_eq!((word(&info, 4), files.len()), (3, 0));
+    // A store where the client has mapped the area reaches no memory.
+    assert_eq!(client.read(4, 4096, 4), Ok(vec![0; 4]));
+    assert_eq!(client.write(4, 4096, &[1; 4]), Ok(()));
+    assert_eq!(client.read(4, 4096, 4), Ok(vec![0; 4]));
+    assert_eq!(client.read(4, u64::from(size) - 2, 4), Err(EINVAL));
+    assert!(server.said().contains("region 4, which has 0x2000"));
+    drop(client);
+    assert_eq!(server.end(), "the client has gone");
+}
+
+#[test]
+fn without_a_promise_to_map_files_of_areas_there_are_none() {
+    for text in [
+        "",
+        "{",
+        "[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[",
+        "\"sparse_mmap_fds\"",
+        "{\"capabilities\":[]}",
+        "{\"capabilities\":{\"sparse_mmap_fds\":false}}",
+        "{\"capabilities\":{\"sparse_mmap_fds\":\"true\"}}",
+        "{\"capabilities\":{\"sparse_mmap_fds\":true,\"max_msg_fds\":0}}",
+        "{\"capabilities\":{\"sparse_mmap_fds\":true,\"max_msg_fds\":-1.5e300}}",
+    ] {
+        let (mut client, _server) = Server::start();
+        let said = client.version_as(text);
+        let areas = usize::from(text.contains("-1.5e300"));
+        assert_eq!(said.contains("sparse"), areas == 1, "{text}");
+        let (info, files) = client.region_info(4, u32::MAX);
+        assert_eq!((word(&info, 16), files.len()), (4096 * areas as u32, areas), "{text}");
+    }
+    let (mut client, _server) = Server::start();
+    client.version_as(
+        "{\"capabilities\":{\"sparse_mmap_fds\":true,\"max_msg_fds\":18446744073709551615}}",
+    );
+    assert_eq!(client.region_info(4, u32::MAX).1.len(), 16);
 }
 
 #[test]

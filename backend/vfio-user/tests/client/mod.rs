@@ -3,12 +3,15 @@
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::io::{self, IoSlice, Read, Write};
+use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+};
 
 /// Commands.
 pub(crate) const VERSION: u16 = 1;
@@ -114,10 +117,38 @@ impl Client {
 
     /// Agrees on the version. Returns the server's capabilities.
     pub(crate) fn version(&mut self) -> String {
-        let reply = self.request(VERSION, b"\0\0\0\0{\"capabilities\":{}}\0", &[]).unwrap();
+        self.version_as("{\"capabilities\":{}}")
+    }
+
+    /// Agrees on the version, as a client of these capabilities.
+    pub(crate) fn version_as(&mut self, capabilities: &str) -> String {
+        let body = [&[0; 4], capabilities.as_bytes(), &[0]].concat();
+        let reply = self.request(VERSION, &body, &[]).unwrap();
         assert_eq!(reply[..4], [0; 4]);
         assert_eq!(reply.last(), Some(&0));
         String::from_utf8(reply[4..reply.len() - 1].to_vec()).unwrap()
+    }
+
+    /// The information on a region, of at most `argsz` bytes, and the files that come with it.
+    pub(crate) fn region_info(&mut self, region: u32, argsz: u32) -> (Vec<u8>, Vec<OwnedFd>) {
+        self.next += 1;
+        let body = words(&[argsz, 0, region, 0, 0, 0, 0, 0]);
+        self.send_raw([GET_REGION_INFO, self.next], [16 + 32, 0], &body, &[]).unwrap();
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(253))];
+        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+        let mut head = [0; 16];
+        let mut iov = [IoSliceMut::new(&mut head)];
+        recvmsg(&self.stream, &mut iov, &mut ancillary, RecvFlags::CMSG_CLOEXEC).unwrap();
+        let mut files = Vec::new();
+        for message in ancillary.drain() {
+            if let RecvAncillaryMessage::ScmRights(more) = message {
+                files.extend(more);
+            }
+        }
+        assert_eq!(word(&head, 8), 1, "a reply without an error");
+        let mut reply = vec![0; word(&head, 4) as usize - 16];
+        self.stream.read_exact(&mut reply).unwrap();
+        (reply, files)
     }
 
     /// Maps a part of a file, or memory without one.
