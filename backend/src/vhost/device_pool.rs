@@ -366,7 +366,7 @@ impl Inner {
     fn serve(&self, number: u64, slot: &DeviceSlot, listener: UnixListener) {
         let _leave = Leave { inner: self, number, slot };
         let mut listener = Listener::from(listener);
-        let connected = slot.connect(&mut listener);
+        let connected = slot.connect(&mut listener, None);
         drop(listener);
         match connected {
             Ok(served) => slot.serve(served, || self.stopping.load(Ordering::SeqCst), || ()),

@@ -17,7 +17,7 @@ use super::timers::Timers;
 use crate::config::{Config, GuestSpec};
 use ism_device::shm::TouchQuota;
 use ism_device::sync::lock;
-use ism_device::{DeviceConfig, DeviceInfo, Fabric, LeaveGroup};
+use ism_device::{DeviceConfig, DeviceInfo, Fabric, FixedWindow, LeaveGroup};
 use virtio_ism_abi::event::LeaveReason;
 
 /// How long the next connection waits for the threads of the last one.
@@ -52,6 +52,17 @@ impl GuestContext {
         };
         let touches = Arc::new(TouchQuota::new(fabric.limits().touched_memory));
         GuestContext { spec, fabric, options, timers, faults: Arc::default(), touches }
+    }
+
+    /// The window of a client that maps `areas` areas at its start; `None` without a window.
+    pub(super) fn fixed_window(&self, areas: usize) -> Option<Arc<FixedWindow>> {
+        match self.fabric.fixed_window(self.options.window_size, areas) {
+            Ok(window) => window,
+            Err(error) => {
+                tracing::warn!(guest = self.spec.name, %error, "no memory for a window");
+                None
+            }
+        }
     }
 
     /// Number of move queues of each device.
@@ -204,9 +215,11 @@ impl DeviceSlot {
     }
 
     /// Makes a device and a connection, and starts the framework on the next connection of `listener`.
+    /// `fixed_window` is of a front end that maps at its start only.
     pub(super) fn connect(
         &self,
         listener: &mut Listener,
+        fixed_window: Option<Arc<FixedWindow>>,
     ) -> Result<RunningConnection, Box<dyn std::error::Error>> {
         let GuestContext { spec, fabric, options, timers, faults, touches } = &*self.guest;
         let notifier = Arc::new(Notifier::new()?);
@@ -215,6 +228,7 @@ impl DeviceSlot {
             pinned_gid: spec.gid,
             limits: None,
             max_maps: spec.max_maps,
+            fixed_window,
             num_move_queues: options.move_queues,
         };
         let delivery = Arc::new(InlineDelivery::new(notifier.clone()));

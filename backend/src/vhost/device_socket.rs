@@ -30,7 +30,7 @@ use super::event_loop::{LoopHandle, Registration};
 use super::faults::Fault;
 use super::processor_account::CONNECTION;
 use super::unix_socket::{Backlog, BoundSocket, NameId, SocketError, SocketNames, path_of};
-use super::vfio_user::VfioUserClient;
+use super::vfio_user::{ConnectionSlot, VfioUserClient};
 use super::waker::WakeOnDrop;
 use super::watched_listener::{PAUSE, WatchedListener};
 use crate::config::{Config, GuestSpec, Socket};
@@ -256,7 +256,7 @@ impl Inner {
             return Ok(None);
         };
         let mut listener = Listener::from(UnixListener::from(socket.try_clone()?));
-        self.slot.connect(&mut listener).map(Some)
+        self.slot.connect(&mut listener, None).map(Some)
     }
 
     /// Serves the next vfio-user client in the queue. The client reaches its devices by private connections.
@@ -274,18 +274,18 @@ impl Inner {
         self.fill_queue();
         self.connections.fetch_add(1, Ordering::Relaxed);
         let stopping = || self.is_stopping();
-        let served =
-            self.client.serve(client, &self.names, &self.slot, stopping, |listener, behind| {
-                self.slot.account().charge(Instant::now(), CONNECTION);
-                self.slot.account().charge_and_wait(stopping);
-                match self.slot.connect(&mut Listener::from(listener)) {
-                    Ok(served) => {
-                        let _ = behind.set(served.connection());
-                        self.slot.serve(served, stopping, || ());
-                    }
-                    Err(error) => self.fault(format_args!("{error}")),
+        let serve_device = |listener, behind: &ConnectionSlot, window| {
+            self.slot.account().charge(Instant::now(), CONNECTION);
+            self.slot.account().charge_and_wait(stopping);
+            match self.slot.connect(&mut Listener::from(listener), window) {
+                Ok(served) => {
+                    let _ = behind.set(served.connection());
+                    self.slot.serve(served, stopping, || ());
                 }
-            });
+                Err(error) => self.fault(format_args!("{error}")),
+            }
+        };
+        let served = self.client.serve(client, &self.names, &self.slot, stopping, serve_device);
         if let Err(error) = served {
             self.fault(format_args!("{error}"));
         }

@@ -13,15 +13,16 @@ use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
-use vfio_user_virtio::{BackEndError, EndError, Event, Identity, VhostUser, serve};
+use vfio_user_virtio::{BackEndError, EndError, Event, Identity, SharedMemory, VhostUser, serve};
 use virtio_ism_abi::config::CONFIG_LEN;
-use virtio_ism_abi::{FIRST_MOVE_QUEUE, VIRTIO_ID_ISM};
+use virtio_ism_abi::{FIRST_MOVE_QUEUE, VIRTIO_ID_ISM, WINDOW_SHMID};
 
 use super::connection::Connection;
 use super::counted_threads::CountedThreads;
 use super::device_slot::{DeviceSlot, GuestContext};
 use super::faults::Fault;
 use super::unix_socket::SocketNames;
+use ism_device::FixedWindow;
 use ism_device::sync::lock;
 
 /// The device behind a connection of the function, once made.
@@ -42,8 +43,8 @@ pub(super) struct VfioUserClient {
 
 impl VfioUserClient {
     /// Serves a client to its end. The client's function runs on a thread of its own. Each connection of the
-    /// function to its device goes to `serve_device` in turn, and `serve_device` sets the device behind the
-    /// connection. `is_stopping` tells whether to end the client at once.
+    /// function to its device goes to `serve_device` in turn, with the window mapped by the client, and
+    /// `serve_device` sets the device behind the connection. `is_stopping` tells whether to end the client at once.
     ///
     /// # Errors
     /// The system has no thread or descriptor left.
@@ -53,7 +54,7 @@ impl VfioUserClient {
         names: &Arc<dyn SocketNames>,
         slot: &DeviceSlot,
         is_stopping: impl FnOnce() -> bool,
-        serve_device: impl Fn(UnixListener, &ConnectionSlot),
+        serve_device: impl Fn(UnixListener, &ConnectionSlot, Option<Arc<FixedWindow>>),
     ) -> io::Result<()> {
         *lock(&self.socket) = Some(client.try_clone()?);
         if is_stopping() {
@@ -64,10 +65,20 @@ impl VfioUserClient {
         let (account, socket) = (slot.account().clone(), self.socket.clone());
         self.thread.spawn(&slot.guest().spec.name, move || {
             let identity = guest.function();
+            // The areas stay the client's for as long as the client, over all its connections.
+            let window = OnceLock::new();
+            let share = |areas| {
+                let fixed = guest.fixed_window(areas)?;
+                let files = fixed.files().map(|file| file.try_clone_to_owned());
+                let files = files.collect::<io::Result<Vec<_>>>().ok()?;
+                let shared = SharedMemory { id: WINDOW_SHMID, area_len: fixed.area_len(), files };
+                window.set(fixed).ok().map(|()| shared)
+            };
             let connect = || {
                 let (listener, device) = names.pair()?;
                 let behind = Arc::new(ConnectionSlot::new());
-                listeners.send((listener, behind.clone())).map_err(io::Error::other)?;
+                let place = (listener, behind.clone(), window.get().cloned());
+                listeners.send(place).map_err(io::Error::other)?;
                 let mut device = VhostUser::new(device.into(), identity.queues)?;
                 device.serve_kicks_by(move |queue| {
                     let connection = behind.get().and_then(Weak::upgrade);
@@ -76,12 +87,12 @@ impl VfioUserClient {
                 Ok(device)
             };
             let pace = || account.charge_and_wait(|| lock(&socket).is_none());
-            serve_function(client, identity, connect, pace, &guest);
+            serve_function(client, identity, share, connect, pace, &guest);
             account.charge_ending_thread(Instant::now());
         })?;
         // `connections` ends with the function's thread.
-        for (listener, behind) in connections {
-            serve_device(listener, &behind);
+        for (listener, behind, window) in connections {
+            serve_device(listener, &behind, window);
         }
         *lock(&self.socket) = None;
         Ok(())
@@ -117,6 +128,7 @@ impl GuestContext {
 fn serve_function(
     client: UnixStream,
     identity: Identity,
+    share: impl FnOnce(usize) -> Option<SharedMemory>,
     mut connect: impl FnMut() -> Result<VhostUser, BackEndError>,
     pace: impl Fn(),
     guest: &GuestContext,
@@ -131,7 +143,7 @@ fn serve_function(
         // The connection has recorded the reason.
         Event::BackEndLost(error) => tracing::debug!(guest = name, %error, "vfio-user"),
     };
-    let Err(end) = serve(client, identity, &mut connect, &mut report);
+    let Err(end) = serve(client, identity, share, &mut connect, &mut report);
     match &end {
         end if end.is_orderly() => {}
         EndError::BackEnd(error) => tracing::debug!(guest = name, %error, "vfio-user"),

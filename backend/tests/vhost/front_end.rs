@@ -3,7 +3,7 @@
 
 use std::fs::File;
 use std::io::{Read, Write};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -83,6 +83,7 @@ pub(crate) enum Maps {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ShmRequest {
     pub(crate) map: bool,
+    pub(crate) fd_offset: u64,
     pub(crate) window_offset: u64,
     pub(crate) len: u64,
 }
@@ -592,7 +593,13 @@ impl FrontEnd {
         let holds =
             |r: &ShmRequest| r.map && (r.window_offset..r.window_offset + r.len).contains(&offset);
         let (request, file) = requests.iter().rev().find(|(r, _)| holds(r)).expect("not mapped");
-        (file.clone().unwrap(), offset - request.window_offset)
+        (file.clone().unwrap(), request.fd_offset + offset - request.window_offset)
+    }
+
+    /// Puts a file into the window, without a request of the back end.
+    pub(crate) fn map_file(&self, window_offset: u64, len: u64, file: OwnedFd) {
+        let request = ShmRequest { map: true, fd_offset: 0, window_offset, len };
+        self.window.requests.lock().unwrap().push((request, Some(Arc::new(file.into()))));
     }
 
     pub(crate) fn read_window(&self, offset: u64, len: usize) -> Vec<u8> {
@@ -670,8 +677,9 @@ fn serve_channel(stream: UnixStream, window: &Window, maps: Maps) {
             window.doorbells.lock().unwrap().push(doorbell);
         } else {
             assert_eq!(message[12], virtio_ism_abi::WINDOW_SHMID);
-            assert_eq!((map, u64_at(20)), (file.is_some(), 0), "a map has a file, from its start");
-            let shm = ShmRequest { map, window_offset: u64_at(28), len: u64_at(36) };
+            assert_eq!(map, file.is_some(), "a map has a file");
+            let (fd_offset, window_offset) = (u64_at(20), u64_at(28));
+            let shm = ShmRequest { map, fd_offset, window_offset, len: u64_at(36) };
             window.requests.lock().unwrap().push((shm, file.map(Arc::new)));
         }
         window.changed.notify_all();

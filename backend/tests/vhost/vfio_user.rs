@@ -11,10 +11,12 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use vhost::vhost_user::Frontend;
 use vhost_device_ism::Daemon;
 use vhost_device_ism::vhost::{FAULTS, Fault};
+use virtio_ism_abi::command::{BACKING_WINDOW, Op, attach_flags};
 use virtio_ism_abi::config::Features;
 use virtio_ism_abi::event::Event;
 use virtio_ism_abi::{Gid, Status};
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
+use zerocopy::IntoBytes;
 
 use super::front_end::*;
 use super::vfio_client::{Client, REGION_WRITE, RESET, SET_IRQS, longs, words};
@@ -30,6 +32,8 @@ struct Guest {
     client: Arc<Mutex<Client>>,
     /// One interrupt eventfd per queue.
     interrupts: Vec<OwnedFd>,
+    /// Most areas mapped by the client, 0 without a window.
+    areas: usize,
 }
 
 impl Deref for Guest {
@@ -54,6 +58,10 @@ impl Drop for Guest {
 impl Guest {
     /// A connected client before its first message.
     fn at(place: &Place, name: &str) -> Guest {
+        Guest::with_areas(place, name, 0)
+    }
+
+    fn with_areas(place: &Place, name: &str, areas: usize) -> Guest {
         let client = Client::new(connected(&place.path(name)));
         // The driver has no vhost-user back end.
         let (unused, socket) = UnixStream::pair().unwrap();
@@ -61,7 +69,7 @@ impl Guest {
             FrontEnd::on_rings(Frontend::from_stream(unused, QUEUES as u64), socket, false);
         let interrupt = || eventfd(0, EventfdFlags::CLOEXEC).unwrap();
         let interrupts = (0..QUEUES).map(|_| interrupt()).collect();
-        Guest { driver, client: Arc::new(Mutex::new(client)), interrupts }
+        Guest { driver, client: Arc::new(Mutex::new(client)), interrupts, areas }
     }
 
     fn client(&self) -> MutexGuard<'_, Client> {
@@ -79,6 +87,7 @@ impl Guest {
     /// The step with this number towards a running device.
     fn step(&mut self, step: usize) {
         match step {
+            0 if self.areas > 0 => self.map_areas(),
             0 => drop(self.client().version()),
             1 => self.map_memory(),
             2 => self.take_interrupts(),
@@ -94,6 +103,22 @@ impl Guest {
         }
     }
 
+    /// Agrees on the version, and maps the areas of the window.
+    fn map_areas(&self) {
+        let areas = self.areas;
+        self.client().version_as(&format!(
+            "{{\"capabilities\":{{\"max_msg_fds\":{areas},\"sparse_mmap_fds\":true}}}}"
+        ));
+        let (info, files) = self.client().region_info(4, u32::MAX);
+        let long = |at: usize| u64::from_ne_bytes(*info[at..].first_chunk().unwrap());
+        assert_eq!(files.len(), areas);
+        for (at, file) in (48..).step_by(32).zip(files) {
+            self.driver.map_file(long(at), long(at + 16), file);
+        }
+        let shown = self.client().read(0, 0x2000 + 64, 8).unwrap();
+        assert_eq!(shown, long(16).to_le_bytes(), "the driver's window is the region");
+    }
+
     fn map_memory(&self) {
         let file = self.file.as_fd();
         self.client().map(BASE, MEMORY, Some((file, 0))).unwrap();
@@ -106,7 +131,8 @@ impl Guest {
     }
 
     fn accept_features(&self) {
-        let wanted = Wish::default().features & !(PROTOCOL_FEATURES | Features::WINDOW.bits());
+        let window = if self.areas > 0 { 0 } else { Features::WINDOW.bits() };
+        let wanted = Wish::default().features & !(PROTOCOL_FEATURES | window);
         for (select, half) in [(0u32, wanted as u32), (1, (wanted >> 32) as u32)] {
             self.store(8, &select.to_le_bytes());
             self.store(12, &half.to_le_bytes());
@@ -173,7 +199,11 @@ impl Guest {
     }
 
     fn start(place: &Place, name: &str) -> (Guest, Gid) {
-        let mut guest = Guest::at(place, name);
+        Guest::start_with(place, name, 0)
+    }
+
+    fn start_with(place: &Place, name: &str, areas: usize) -> (Guest, Gid) {
+        let mut guest = Guest::with_areas(place, name, areas);
         for step in 0..STEPS {
             guest.step(step);
         }
@@ -225,6 +255,83 @@ fn two_guests_by_vfio_user_move_bytes() {
     assert_ne!(gid, gid_a);
     move_bytes(&mut b, gid_b, &mut again);
     no_faults(&daemon);
+}
+
+/// Registers a DMB of `len` bytes in the window of `to`, and attaches the DMB at `from`.
+fn share(from: &mut FrontEnd, user: Gid, to: &mut FrontEnd, [idx, len]: [u32; 2]) -> (u64, u64) {
+    let dmb = to.register(user, idx, len, BACKING_WINDOW);
+    let seen = from.attach(dmb.token.get());
+    assert_eq!(seen.flags & attach_flags::MOVE_ONLY, 0);
+    (dmb.dmb_off.get(), seen.dmb_off.get())
+}
+
+#[test]
+fn two_guests_by_vfio_user_share_a_window_of_areas() {
+    const LEN: u32 = 8 << 20;
+    /// 600 MB each way.
+    const ROUNDS: u8 = 75;
+    let place = Place::new();
+    let daemon = with_vfio_user(&place, &["a", "b"], &["a", "b"]);
+    let (mut a, gid_a) = Guest::start_with(&place, "a", 16);
+    let (mut b, gid_b) = Guest::start_with(&place, "b", 16);
+    let there = share(&mut a, gid_a, &mut b, [0, LEN]);
+    let back = share(&mut b, gid_b, &mut a, [0, LEN]);
+    for round in 0..ROUNDS {
+        for (to, from, (own, seen)) in [(&b, &a, there), (&a, &b, back)] {
+            // A length prime to the length of pages.
+            let part: Vec<u8> = (0..251).map(|at| at ^ round ^ own as u8).collect();
+            let bytes = part.repeat(LEN as usize / part.len());
+            from.write_window(seen, &bytes);
+            assert!(to.read_window(own, bytes.len()) == bytes, "round {round}");
+        }
+    }
+    // A driver that begins anew finds the same areas, and no old bytes.
+    a.clear_rings();
+    (3..=6).for_each(|step| a.step(step));
+    a.feed_events(32);
+    let gid_a = a.hello();
+    let (own, seen) = share(&mut b, gid_b, &mut a, [1, DMB]);
+    assert_eq!(a.read_window(own, DMB as usize), vec![0; DMB as usize]);
+    b.write_window(seen, b"anew");
+    assert_eq!(a.read_window(own, 4), b"anew");
+    let (own, seen) = share(&mut a, gid_a, &mut b, [1, DMB]);
+    a.write_window(seen, b"and back");
+    assert_eq!(b.read_window(own, 8), b"and back");
+    no_faults(&daemon);
+}
+
+#[test]
+fn areas_reach_processes_too_and_a_guest_without_a_free_one_moves() {
+    let place = Place::new();
+    let daemon = with_vfio_user(&place, &["a", "b", "c"], &["a"]);
+    let (mut a, gid_a) = Guest::start_with(&place, "a", 1);
+    let (mut b, gid_b) = FrontEnd::greet(&place.path("b"));
+    let (own, seen) = share(&mut b, gid_b, &mut a, [1, DMB]);
+    b.write_window(seen, b"to the guest");
+    assert_eq!(a.read_window(own, 12), b"to the guest");
+    // The second slab of the pair does not begin with the file of the pair.
+    let (own, seen) = share(&mut a, gid_a, &mut b, [1, DMB]);
+    a.write_window(seen, b"from the guest");
+    assert_eq!(b.read_window(own, 14), b"from the guest");
+    assert_ne!(b.shm_requests()[1].fd_offset, 0);
+
+    let (mut c, gid_c) = FrontEnd::greet(&place.path("c"));
+    let request = register_request(gid_c, 3, DMB, BACKING_WINDOW);
+    assert_eq!(a.command(Op::Register, request.as_bytes()).0, Status::Enospc);
+    move_bytes(&mut a, gid_a, &mut c);
+    no_faults(&daemon);
+}
+
+#[test]
+fn a_guest_keeps_its_bytes_in_the_window_when_the_daemon_has_gone() {
+    let place = Place::new();
+    let daemon = with_vfio_user(&place, &["a", "b"], &["a", "b"]);
+    let (mut a, gid_a) = Guest::start_with(&place, "a", 2);
+    let (mut b, _) = Guest::start_with(&place, "b", 2);
+    let (own, seen) = share(&mut a, gid_a, &mut b, [1, DMB]);
+    drop(daemon);
+    a.write_window(seen, b"still here");
+    assert_eq!(b.read_window(own, 10), b"still here");
 }
 
 #[test]
