@@ -227,8 +227,7 @@ impl FrontEnd {
         let ranges = [(GuestAddress(BASE), MEMORY as usize, Some(backing))];
         let memory = GuestMemoryMmap::from_ranges_with_files(ranges).unwrap();
         let queues = (0..QUEUES as u64).map(Queue::new).collect();
-        let (next_buffer, next_tag, channel) = (BUFFERS, 100, None);
-        let window = Arc::default();
+        let (next_buffer, next_tag, channel, window) = (BUFFERS, 100, None, Arc::default());
         FrontEnd { vhost, socket, memory, file, queues, channel, window, next_buffer, next_tag }
     }
 
@@ -590,21 +589,18 @@ impl FrontEnd {
     /// The memory mapped at this offset of the window, and the offset in the memory.
     fn mapped(&self, offset: u64) -> (Arc<File>, u64) {
         let requests = self.window.requests.lock().unwrap();
-        let holds =
-            |r: &ShmRequest| r.map && (r.window_offset..r.window_offset + r.len).contains(&offset);
+        let holds = |r: &ShmRequest| r.map && offset.wrapping_sub(r.window_offset) < r.len;
         let (request, file) = requests.iter().rev().find(|(r, _)| holds(r)).expect("not mapped");
         (file.clone().unwrap(), request.fd_offset + offset - request.window_offset)
     }
 
     /// Puts a file into the window, without a request of the back end.
-    pub(crate) fn map_file(&self, window_offset: u64, len: u64, file: OwnedFd) {
-        let request = ShmRequest { map: true, fd_offset: 0, window_offset, len };
+    pub(crate) fn map_file(&self, request: ShmRequest, file: OwnedFd) {
         self.window.requests.lock().unwrap().push((request, Some(Arc::new(file.into()))));
     }
 
     pub(crate) fn read_window(&self, offset: u64, len: usize) -> Vec<u8> {
-        let (file, at) = self.mapped(offset);
-        let mut bytes = vec![0; len];
+        let (mut bytes, (file, at)) = (vec![0; len], self.mapped(offset));
         file.read_exact_at(&mut bytes, at).unwrap();
         bytes
     }
@@ -678,8 +674,8 @@ fn serve_channel(stream: UnixStream, window: &Window, maps: Maps) {
         } else {
             assert_eq!(message[12], virtio_ism_abi::WINDOW_SHMID);
             assert_eq!(map, file.is_some(), "a map has a file");
-            let (fd_offset, window_offset) = (u64_at(20), u64_at(28));
-            let shm = ShmRequest { map, fd_offset, window_offset, len: u64_at(36) };
+            let [fd_offset, window_offset, len] = [20, 28, 36].map(u64_at);
+            let shm = ShmRequest { map, fd_offset, window_offset, len };
             window.requests.lock().unwrap().push((shm, file.map(Arc::new)));
         }
         window.changed.notify_all();

@@ -113,7 +113,9 @@ impl Guest {
         let long = |at: usize| u64::from_ne_bytes(*info[at..].first_chunk().unwrap());
         assert_eq!(files.len(), areas);
         for (at, file) in (48..).step_by(32).zip(files) {
-            self.driver.map_file(long(at), long(at + 16), file);
+            let [window_offset, fd_offset, len] = [0, 8, 16].map(|more| long(at + more));
+            let request = ShmRequest { map: true, fd_offset, window_offset, len };
+            self.driver.map_file(request, file);
         }
         let shown = self.client().read(0, 0x2000 + 64, 8).unwrap();
         assert_eq!(shown, long(16).to_le_bytes(), "the driver's window is the region");
