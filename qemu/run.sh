@@ -14,6 +14,7 @@ Starts one guest and becomes its QEMU, so that the guest's process id is the cal
   --name NAME       of the guest: a, b, c... or with a number at its end (node12); decides MAC and IP
   --ism SOCKET      an ISM device, whose other end is vhost-device-ism at this Unix socket; may be
                     repeated. Starting waits for the socket, and a lost connection is made again.
+  --ism SOCKET,vfio-user  the same for a socket that speaks vfio-user, which has to be there already
   --queues N        virtqueues of each ISM device (default: 4)
   --net pair-a:SOCKET   a network of two guests: this end listens at the Unix socket. --net may be
                     repeated for eth1 and so on, whose address is 10.0.1.N.
@@ -167,6 +168,11 @@ if [ "$accel" = tcg ] && [ ${#ism[@]} -gt 0 ]; then
     interrupts=,iothread=ism-interrupts
 fi
 for i in "${!ism[@]}"; do
+    if [[ ${ism[i]} = *,vfio-user ]]; then
+        socket="{\"type\": \"unix\", \"path\": \"${ism[i]%,vfio-user}\"}"
+        devices+=(-device "{\"driver\": \"vfio-user-pci\", \"id\": \"ism-device$i\", \"socket\": $socket}")
+        continue
+    fi
     socket_chardev "ism$i" "${ism[i]}" reconnect-ms=200
     device=vhost-user-ism-pci,id=ism-device$i,chardev=ism$i,num-queues=$queues$interrupts,romfile=
     devices+=(-device "$device")

@@ -101,6 +101,11 @@ impl Vm {
         self
     }
 
+    /// With its last device by vfio-user.
+    pub fn vfio_user(self) -> Vm {
+        self.port(|port| port.vfio_user = true)
+    }
+
     /// With its last device on another fabric, four hexadecimal digits.
     pub fn fabric(self, chid: &str) -> Vm {
         self.port(|port| port.chid = Some(chid.to_owned()))
@@ -315,8 +320,9 @@ impl Machine {
         args.extend([text(&paths::run_script()), "--reboot".into()]);
         let mut option = |name: &str, value: String| args.extend([name.to_owned(), value]);
         option("--name", name.clone());
-        for socket in wires.ism.iter().filter(|_| !vm.unpluggable) {
-            option("--ism", text(socket));
+        for (socket, port) in wires.ism.iter().zip(&vm.ports).filter(|_| !vm.unpluggable) {
+            let protocol = if port.vfio_user { ",vfio-user" } else { "" };
+            option("--ism", text(socket) + protocol);
         }
         let cables: Vec<PathBuf> =
             (0..vm.nics).map(|n| wires.dir.join(format!("net{n}"))).collect();

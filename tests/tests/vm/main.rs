@@ -26,3 +26,4 @@ mod rdma;
 mod rendezvous;
 mod smcr;
 mod stock;
+mod vfio_user;
