@@ -59,10 +59,30 @@ pub(crate) struct Args {
     #[arg(long, global = true)]
     nested: bool,
 
+    /// Measure between two guests under the KVM of this host instead: one table with streams, round
+    /// trips, connections and messages on SMC, TCP and, if possible, virtio sockets.
+    #[arg(long, conflicts_with_all = ["nested", "slow", "only"])]
+    kvm: bool,
+
     /// Install missing Debian packages, as root. CI=true says the same.
     #[arg(long, global = true)]
     install_deps: bool,
 }
+
+/// Arguments of "smc perf --to" for the table of `--kvm`.
+const TABLE: [&str; 9] = [
+    "bulk",
+    "rtt_sleep",
+    "rtt_spin",
+    "short_conn",
+    "short_conn_1",
+    "rate_100b",
+    "echo_200",
+    "--runs",
+    "9",
+];
+/// The file through which QEMU uses KVM.
+const KVM: &str = "/dev/kvm";
 
 #[derive(Clone, Debug, Subcommand)]
 enum What {
@@ -99,9 +119,19 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, ToolError> {
     let all_programs = args.slow || matches!(args.what, Some(What::Programs));
     let which = if all_programs { Programs::All } else { Programs::Small };
     let install = args.install_deps || tool::is_true("CI");
+    if args.kvm {
+        let usable = std::fs::File::options().read(true).write(true).open(KVM);
+        usable.map_err(tool::at(Path::new(KVM)))?;
+    }
     let artifacts = artifacts::build(&root, install, which)?;
     eprintln!("xtask: everything is built, after {} s", start.elapsed().as_secs());
     let status = match &args.what {
+        None if args.kvm => {
+            let mut command = with(&artifacts, &artifacts::example(&root, "vm-perf")?);
+            command.envs(artifacts::vsock()?.map(|path| ("VSOCK_DAEMON", path)));
+            command.env("ACCEL", "kvm").args(TABLE);
+            tool::status(command)?
+        }
         None if args.nested => {
             return nested::tests(&root, &artifacts, &args.only, args.show_output);
         }
