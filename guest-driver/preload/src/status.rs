@@ -120,9 +120,16 @@ pub(crate) fn leaves_for_filter(call: &str) {
 /// Reports an emulator of the program's instructions: the library switches off.
 pub(crate) fn is_emulated() {
     let why = "the program has no vDSO, as under valgrind, and its signals may come in another way";
+    stays_on_tcp(why, true);
+}
+
+/// Reports why no device opens from now on. `prints`: also on standard error.
+pub(crate) fn stays_on_tcp(why: &str, prints: bool) {
     write_no_device(why);
-    let program = program_name();
-    print_error(&format!("smc run: {program} ({}) stays on TCP: {why}\n", std::process::id()));
+    if prints {
+        let program = program_name();
+        print_error(&format!("smc run: {program} ({}) stays on TCP: {why}\n", std::process::id()));
+    }
 }
 
 /// Calls needed for any report.

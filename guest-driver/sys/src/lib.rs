@@ -20,10 +20,8 @@ mod futex;
 mod held;
 pub mod interrupt;
 mod mapping;
-pub mod mappings;
 mod memfd;
 mod once;
-pub mod own_memory;
 mod process;
 mod registers;
 mod ring_cost;
@@ -61,7 +59,7 @@ pub use futex::{
     MAX_WORDS, WordWait, can_sleep_on_words, sleep_on_private, sleep_on_words, wake_sleepers,
 };
 pub use held::{ForkLocks, LockGuardList, is_free, try_hold};
-pub use mapping::{MapError, Reservation, SharedMem};
+pub use mapping::{MapError, Reservation, SharedMem, map_memory, map_zeros};
 pub use memfd::{check_file_size, check_sealed, sealed_memfd};
 pub use once::OnceBox;
 pub use process::{
@@ -77,7 +75,7 @@ pub use sockopt::{PeerProcess, TcpCounts, peer_process, tcp_counts};
 pub use tcp::{HeldTcp, has_error, has_fin, reset_tcp, unacknowledged, unsent};
 pub use thread::{
     JoinOutcome, USUAL_STACK, await_names_of_threads, forget_unnamed_threads, join_within,
-    start_thread, start_threads_elsewhere,
+    note_locked_memory, start_thread, start_threads_elsewhere,
 };
 pub use time::{processor_time, read_clock, timespec};
 pub use unix::{connect_unix, connect_unix_packets, is_other_kind};

@@ -1,17 +1,88 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Mappings: memory of a descriptor, and the window for a device's mappings of slabs.
 
+use std::ffi::c_void;
 use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::ptr::NonNull;
+use std::ptr::{NonNull, null_mut};
 use std::sync::{Arc, Mutex};
 
-use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 use thiserror::Error;
 
-use super::own_memory::{self, MappingKind};
 use super::{ForkLocks, OutOfBounds, SharedSlice, check_sealed, is_free, lock};
+
+/// Content of a mapping.
+#[derive(Clone, Copy)]
+enum MappingKind<'a> {
+    /// Private zero pages.
+    Memory,
+    /// The same, without reserved memory for all pages.
+    Zeros,
+    /// A file, shared, from an offset on.
+    File(BorrowedFd<'a>, u64),
+}
+
+/// Maps memory at an address of the kernel's choice.
+fn map(len: usize, prot: ProtFlags, content: MappingKind<'_>) -> io::Result<*mut c_void> {
+    // SAFETY: a new mapping at an address of the kernel's choice replaces nothing.
+    unsafe { map_with(null_mut(), len, prot, content, MapFlags::empty()) }
+}
+
+/// Variant of [`map`] at this address, in place of the old mapping.
+///
+/// # Safety
+/// The caller owns the range, and no code relies on the old content.
+unsafe fn map_at(
+    at: *mut c_void,
+    len: usize,
+    prot: ProtFlags,
+    content: MappingKind<'_>,
+) -> io::Result<()> {
+    // SAFETY: the caller's promise.
+    unsafe { map_with(at, len, prot, content, MapFlags::FIXED) }.map(drop)
+}
+
+/// # Safety
+/// With FIXED the promise of [`map_at`].
+unsafe fn map_with(
+    at: *mut c_void,
+    len: usize,
+    prot: ProtFlags,
+    content: MappingKind<'_>,
+    flags: MapFlags,
+) -> io::Result<*mut c_void> {
+    let private = flags | MapFlags::PRIVATE;
+    // SAFETY: the caller's promise.
+    let mapped = unsafe {
+        match content {
+            MappingKind::Memory => mmap_anonymous(at, len, prot, private),
+            MappingKind::Zeros => mmap_anonymous(at, len, prot, private | MapFlags::NORESERVE),
+            MappingKind::File(fd, offset) => {
+                mmap(at, len, prot, flags | MapFlags::SHARED, fd, offset)
+            }
+        }
+    };
+    Ok(mapped?)
+}
+
+/// Zero pages at an address of the kernel's choice. Most of the pages will never be used, so the kernel
+/// need not reserve memory.
+///
+/// # Errors
+/// The errors of mmap(2).
+pub fn map_zeros(len: usize) -> io::Result<*mut c_void> {
+    map(len, ProtFlags::READ | ProtFlags::WRITE, MappingKind::Zeros)
+}
+
+/// Zero pages at an address of the kernel's choice, with reserved memory.
+///
+/// # Errors
+/// The errors of mmap(2).
+pub fn map_memory(len: usize) -> io::Result<*mut c_void> {
+    map(len, ProtFlags::READ | ProtFlags::WRITE, MappingKind::Memory)
+}
 
 /// A range of address space owned by this process. Unmapped when the last view of the range is gone.
 pub struct SharedMem {
@@ -40,7 +111,7 @@ impl SharedMem {
     /// The errors of mmap(2) (the offset is no multiple of the page size).
     pub fn from_fd_at(fd: impl AsFd, offset: u64, len: usize) -> io::Result<Arc<SharedMem>> {
         let prot = ProtFlags::READ | ProtFlags::WRITE;
-        let start = own_memory::map(len, prot, MappingKind::File(fd.as_fd(), offset))?;
+        let start = map(len, prot, MappingKind::File(fd.as_fd(), offset))?;
         Self::own(start.cast(), len)
     }
 
@@ -66,7 +137,7 @@ impl SharedMem {
         let prot = ProtFlags::READ | ProtFlags::WRITE;
         let at = self.start.as_ptr().cast();
         // SAFETY: the range is ours, and stays readable and writable for its views.
-        unsafe { own_memory::map_at(at, self.len, prot, MappingKind::Zeros) }
+        unsafe { map_at(at, self.len, prot, MappingKind::Zeros) }
     }
 
     /// Private zeroed memory with the behaviour of shared memory.
@@ -75,13 +146,12 @@ impl SharedMem {
     /// The errors of mmap(2).
     pub fn anonymous(len: usize) -> io::Result<Arc<SharedMem>> {
         let prot = ProtFlags::READ | ProtFlags::WRITE;
-        let start = own_memory::map(len, prot, MappingKind::Memory)?;
+        let start = map(len, prot, MappingKind::Memory)?;
         Self::own(start.cast(), len)
     }
 
     fn own(start: *mut u8, len: usize) -> io::Result<Arc<SharedMem>> {
         let start = NonNull::new(start).ok_or(io::ErrorKind::AddrNotAvailable)?;
-        own_memory::note_own_memory(start.as_ptr() as usize, len);
         Ok(Arc::new(SharedMem { start, len }))
     }
 
@@ -110,7 +180,6 @@ impl SharedMem {
 
 impl Drop for SharedMem {
     fn drop(&mut self) {
-        own_memory::forget_own_memory(self.start.as_ptr() as usize, self.len);
         // SAFETY: this module mapped the range, no other code unmaps the range, and every view holds an
         // `Arc` of `self`.
         if let Err(error) = unsafe { munmap(self.start.as_ptr().cast(), self.len) } {
@@ -200,7 +269,7 @@ impl Reservation {
     /// The errors of mmap(2), or the size is larger than the address space of this machine.
     pub fn new(size: u64) -> io::Result<Reservation> {
         let len = usize::try_from(size).map_err(|_| io::ErrorKind::OutOfMemory)?;
-        let start = own_memory::map(len, ProtFlags::empty(), MappingKind::Zeros)?;
+        let start = map(len, ProtFlags::empty(), MappingKind::Zeros)?;
         let mem = SharedMem::own(start.cast(), len)?;
         Ok(Reservation { mem, mapped: Mutex::new(Vec::new()) })
     }
@@ -254,7 +323,7 @@ impl Reservation {
         unsafe {
             let at = self.mem.start().as_ptr().add(offset as usize).cast();
             let prot = ProtFlags::READ | ProtFlags::WRITE;
-            own_memory::map_at(at, len as usize, prot, MappingKind::File(fd, fd_offset))
+            map_at(at, len as usize, prot, MappingKind::File(fd, fd_offset))
         }
         .map_err(MapError::Mmap)?;
         mapped.insert(at, (offset, len));
@@ -275,7 +344,7 @@ impl Reservation {
         unsafe {
             let at = self.mem.start().as_ptr().add(offset as usize).cast();
             let prot = ProtFlags::READ | ProtFlags::WRITE;
-            own_memory::map_at(at, len as usize, prot, MappingKind::Zeros)
+            map_at(at, len as usize, prot, MappingKind::Zeros)
         }
         .map_err(MapError::Mmap)?;
         mapped.remove(at);

@@ -2,14 +2,13 @@
 //! The beginning and the end of a thread.
 
 use std::io;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Sender};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use super::OnceBox;
 use crate::descriptor::note_own_thread;
-use crate::own_memory::{is_future_locked, note_own_stack};
 use crate::process::resource_limit;
 
 /// Default size of a thread's stack, bytes.
@@ -31,7 +30,6 @@ pub fn start_thread<T: Send + 'static>(
         let unnamed = Unnamed::new();
         builder.spawn(move || {
             drop(unnamed);
-            note_own_stack(stack);
             note_own_thread();
             body()
         })
@@ -101,13 +99,22 @@ pub fn start_threads_elsewhere() -> io::Result<()> {
     Ok(())
 }
 
+/// Whether the kernel locks all memory mapped by the process (MCL_FUTURE), within RLIMIT_MEMLOCK.
+static MEMORY_IS_LOCKED: AtomicBool = AtomicBool::new(false);
+
+/// Notes that the program has locked its future memory, so a thread may lack memory from now on.
+pub fn note_locked_memory() {
+    MEMORY_IS_LOCKED.store(true, Ordering::Relaxed);
+}
+
 /// Whether libc has memory for the description of a thread: without such memory the standard library would
 /// end the process. A program at its limit of locked memory can have no more, and neither can a program at
 /// its limit of address space or data.
 fn can_start_thread() -> io::Result<()> {
     const ENOUGH: usize = 16 << 10;
     let is_limited = |resource| resource_limit(resource).is_some();
-    if !is_future_locked() && !is_limited(libc::RLIMIT_AS) && !is_limited(libc::RLIMIT_DATA) {
+    let is_locked = MEMORY_IS_LOCKED.load(Ordering::Relaxed);
+    if !is_locked && !is_limited(libc::RLIMIT_AS) && !is_limited(libc::RLIMIT_DATA) {
         return Ok(());
     }
     // SAFETY: the memory is this function's, and free takes null, too.

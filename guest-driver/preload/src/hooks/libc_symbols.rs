@@ -86,7 +86,7 @@ functions! {
     __vdprintf_chk fork vfork posix_spawn posix_spawnp posix_spawn_file_actions_adddup2
     posix_spawn_file_actions_destroy system popen aio_read aio_read64 aio_write aio_write64
     lio_listio lio_listio64 execve execv execvp execvpe fexecve execveat clone _Fork daemon unshare setns
-    mlockall munlockall prctl
+    mlockall prctl
     sigaction signal sigset pthread_cancel pthread_exit dlopen dlmopen __libc_system pidfd_spawn pidfd_spawnp _IO_popen backtrace_symbols_fd
     setuid seteuid setreuid setresuid chroot
 }

@@ -24,7 +24,7 @@ const SYSTEM_CALLS: &str = " \
     __socket __write _exit accept accept4 close close_range closefrom connect dup dup2 dup3 \
     epoll_create epoll_create1 epoll_ctl epoll_pwait epoll_pwait2 epoll_wait eventfd eventfd_read \
     eventfd_write execve execveat fcntl fcntl64 fexecve getpeername getsockname getsockopt \
-    inotify_init1 ioctl listen memfd_create mlockall munlockall open open64 openat openat64 pipe pipe2 poll ppoll \
+    inotify_init1 ioctl listen memfd_create mlockall open open64 openat openat64 pipe pipe2 poll ppoll \
     preadv2 preadv64v2 pselect pwritev2 pwritev64v2 read readv recv recvfrom recvmmsg recvmsg \
     select send sendfile sendfile64 sendmmsg sendmsg sendto setsockopt shutdown signalfd \
     sockatmark socket socketpair splice syscall timerfd_create write writev ";

@@ -152,7 +152,7 @@ fn changes(own: &LoadedObject, object: &LoadedObject) -> Vec<(ExportedFunction, 
 }
 
 /// This library.
-pub(super) fn this_library() -> Option<LoadedObject> {
+fn this_library() -> Option<LoadedObject> {
     LoadedObject::containing(rebind as *const () as *const c_void)
 }
 

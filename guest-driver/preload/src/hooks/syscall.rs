@@ -52,7 +52,7 @@ unsafe extern "C-unwind" fn syscall(
 
 /// The numbers answered by [`by_hook`], and calls with an effect on the library.
 #[cfg(target_arch = "x86_64")]
-pub(super) const ANSWERED: [i64; 59] = [
+pub(super) const ANSWERED: [i64; 58] = [
     libc::SYS_io_uring_setup,
     libc::SYS_socket,
     libc::SYS_connect,
@@ -109,7 +109,6 @@ pub(super) const ANSWERED: [i64; 59] = [
     libc::SYS_unshare,
     libc::SYS_setns,
     libc::SYS_mlockall,
-    libc::SYS_munlockall,
     libc::SYS_prctl,
     libc::SYS_seccomp,
 ];
@@ -281,7 +280,6 @@ fn of_process(number: i64, [a, b, c, d, e]: [usize; 5]) -> Option<i64> {
         libc::SYS_unshare => call!(clone::unshare(a => c_int)),
         libc::SYS_setns => call!(clone::setns(a => c_int, b => c_int)),
         libc::SYS_mlockall => call!(locked_memory::mlockall(a => c_int)),
-        libc::SYS_munlockall => call!(locked_memory::munlockall()),
         libc::SYS_prctl => call!(filters::prctl(
             a => c_int, b => c_ulong, c => c_ulong, d => c_ulong, e => c_ulong)),
         libc::SYS_seccomp => libc_result(filters::seccomp([a, b, c, d, e, 0])) as i64,

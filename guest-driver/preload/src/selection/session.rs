@@ -7,7 +7,7 @@ use std::net::TcpStream;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use guest_driver::interpose::{FirstBytes, ForkLocks, Incoming, Outgoing};
@@ -92,10 +92,10 @@ const PATIENCE: u64 = 200_000;
 
 /// The session of this process; the first call opens it. Without a device the session leaves all
 /// connections to TCP and declines Proposals. So does the session of a program with system calls of
-/// its own. `None`: the library does nothing in this process.
+/// its own, or with locked memory. `None`: the library does nothing in this process.
 pub(crate) fn current() -> Option<&'static ProcessSession> {
     let config = config::get()?;
-    if own_calls::found() {
+    if own_calls::found() || has_locked_memory() {
         return declining();
     }
     let one_at_a_time = OPENING.lock();
@@ -178,6 +178,7 @@ pub(crate) fn declining() -> Option<&'static ProcessSession> {
 /// Whether the last attempt to open a device failed a moment ago, or none will be made.
 pub(crate) fn lacks_device() -> bool {
     own_calls::found()
+        || has_locked_memory()
         || raw_current().is_some_and(|open| {
             open.generation == fork::generation() && !open.has_device && open.is_fresh()
         })
@@ -187,8 +188,27 @@ pub(crate) fn lacks_device() -> bool {
 pub(crate) fn no_device() -> Fallback {
     match own_calls::found() {
         true => Fallback::OwnCalls,
+        false if has_locked_memory() => Fallback::NoDevice(LOCKED.into()),
         false => Fallback::NoDevice("none opens".into()),
     }
+}
+
+/// The generation of the process that has locked its future memory. A child of a fork has not.
+static LOCKED_BY: AtomicU32 = AtomicU32::new(0);
+
+const LOCKED: &str = "the program locks all memory that the process maps (mlockall)";
+
+/// Notes that the kernel locks all memory mapped by the process from now on: no device opens.
+pub(crate) fn note_locked_memory() {
+    let now = fork::generation();
+    if LOCKED_BY.swap(now, Ordering::Relaxed) != now {
+        ism_sys::note_locked_memory();
+        status::stays_on_tcp(LOCKED, opened().is_none());
+    }
+}
+
+fn has_locked_memory() -> bool {
+    LOCKED_BY.load(Ordering::Relaxed) == fork::generation()
 }
 
 fn raw_current() -> Option<&'static ProcessSession> {
@@ -284,15 +304,8 @@ fn open(config: &RunConfig, patient: bool) -> Result<ProcessSession, String> {
         (None, 1) => busy,
         (None, taken) => format!("all {taken} devices are taken by other processes"),
     };
-    Err(match ism_sys::own_memory::is_future_locked() {
-        true => format!("{why}{LOCKED}"),
-        false => why,
-    })
+    Err(why)
 }
-
-/// Appended to the error of a device that does not open after mlockall(MCL_FUTURE).
-const LOCKED: &str = "; the program locks all memory that the process maps (mlockall), and \
-    RLIMIT_MEMLOCK may leave too little for the stacks of the library's threads";
 
 /// Opens a session on this device, without a wait for the device.
 fn open_device(config: &RunConfig, socket: &Path) -> std::io::Result<ProcessSession> {

@@ -168,22 +168,6 @@ impl LoadedObject {
         (complete && !found.hash.is_null()).then_some(found)
     }
 
-    /// The addresses from the beginning of the object's first segment to the end of the last segment.
-    /// The linker has reserved them as a whole.
-    pub(crate) fn addresses(&self) -> std::ops::Range<usize> {
-        let base = self.map.base;
-        // SAFETY: a shared library begins with its header, and the linker has mapped the headers of its
-        // segments together with the header.
-        let segments = unsafe {
-            let header = &*(base as *const libc::Elf64_Ehdr);
-            let first = (base + header.e_phoff as usize) as *const libc::Elf64_Phdr;
-            std::slice::from_raw_parts(first, usize::from(header.e_phnum))
-        };
-        let loaded = segments.iter().filter(|segment| segment.p_type == libc::PT_LOAD);
-        let end = loaded.map(|segment| (segment.p_vaddr + segment.p_memsz) as usize).max();
-        base..base + end.unwrap_or(0).next_multiple_of(ism_sys::page_size())
-    }
-
     /// An address of the dynamic section, relocated already if the linker may write there.
     fn address(&self, value: usize) -> usize {
         if value < self.map.base { value.wrapping_add(self.map.base) } else { value }

@@ -5,12 +5,11 @@
 
 use std::alloc::{GlobalAlloc, Layout};
 use std::cell::UnsafeCell;
-use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use dlmalloc::{Allocator, Dlmalloc};
-use ism_sys::own_memory::{OwnMemory, map_memory};
+use ism_sys::map_memory;
 use rustix::mm::{MremapFlags, mremap, munmap};
 
 use super::fork_lock::{ForkLock, ForkLockGuard};
@@ -43,16 +42,6 @@ impl Heap {
         }
         held
     }
-}
-
-/// The memory of the heap, and of the heaps of parents.
-static RANGES: OwnMemory<512> = OwnMemory::new();
-
-/// The memory of the heap, now or a moment ago.
-pub(crate) fn ranges() -> Vec<Range<usize>> {
-    let mut ranges = Vec::with_capacity(512);
-    ranges.extend(RANGES.iter());
-    ranges
 }
 
 /// Size of the heap's reserve for the case of RLIMIT_AS or RLIMIT_DATA: the program's sockets need some
@@ -90,18 +79,11 @@ fn is_reserved(at: *mut u8, len: usize) -> bool {
 /// The kernel's pages, for the growth of the heap. The heap calls this with the lock held.
 struct Pages;
 
-fn range(at: *mut u8, len: usize) -> Range<usize> {
-    at as usize..at as usize + len
-}
-
 // SAFETY: the kernel gives whole pages of zeros to the heap alone, until they are given back.
 unsafe impl Allocator for Pages {
     fn alloc(&self, size: usize) -> (*mut u8, usize, u32) {
         match map_memory(size) {
-            Ok(at) => {
-                RANGES.add_beside(range(at.cast(), size));
-                (at.cast(), size, 0)
-            }
+            Ok(at) => (at.cast(), size, 0),
             Err(_) => (reserved(size), size, 0),
         }
     }
@@ -113,11 +95,7 @@ unsafe impl Allocator for Pages {
         let flags = if can_move { MremapFlags::MAYMOVE } else { MremapFlags::empty() };
         // SAFETY: the memory is the heap's, and the heap uses the returned address.
         match unsafe { mremap(at.cast(), old, new, flags) } {
-            Ok(moved) => {
-                RANGES.remove(range(at, old));
-                RANGES.add_beside(range(moved.cast(), new));
-                moved.cast()
-            }
+            Ok(moved) => moved.cast(),
             Err(_) => std::ptr::null_mut(),
         }
     }
@@ -130,13 +108,8 @@ unsafe impl Allocator for Pages {
         if is_reserved(at, size) {
             return false;
         }
-        RANGES.remove(range(at, size));
         // SAFETY: the memory is the heap's, and no longer in use.
-        let freed = unsafe { munmap(at.cast(), size) }.is_ok();
-        if !freed {
-            RANGES.add_beside(range(at, size));
-        }
-        freed
+        unsafe { munmap(at.cast(), size) }.is_ok()
     }
 
     fn can_release_part(&self, _flags: u32) -> bool {

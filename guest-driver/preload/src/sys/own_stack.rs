@@ -7,7 +7,7 @@ use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use ism_sys::own_memory;
+use ism_sys::map_zeros;
 
 use super::fork_lock::ForkMutex;
 
@@ -29,8 +29,7 @@ unsafe impl Send for Stack {}
 
 impl Stack {
     fn new() -> Option<Stack> {
-        let base = own_memory::map_stack(GUARD + SIZE).ok()?;
-        own_memory::note_own_memory(base as usize, GUARD + SIZE);
+        let base = map_zeros(GUARD + SIZE).ok()?;
         let stack = Stack(NonNull::new(base)?);
         // SAFETY: an unused part of this value's mapping.
         (unsafe { libc::mprotect(base, GUARD, libc::PROT_NONE) } == 0).then_some(stack)
@@ -44,7 +43,6 @@ impl Stack {
 
 impl Drop for Stack {
     fn drop(&mut self) {
-        own_memory::forget_own_memory(self.0.as_ptr() as usize, GUARD + SIZE);
         // SAFETY: the mapping is this value's, and no thread runs on the stack.
         unsafe { libc::munmap(self.0.as_ptr(), GUARD + SIZE) };
     }

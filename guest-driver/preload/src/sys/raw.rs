@@ -4,7 +4,7 @@
 use std::ffi::c_int;
 
 use guest_driver::interpose::SignalMask;
-use ism_sys::{interrupt, own_memory};
+use ism_sys::interrupt;
 
 /// The number of an error, the same as in `errno`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -478,7 +478,6 @@ pub(crate) fn shared_page() -> Option<*mut u8> {
     let args = [0, len, access as usize, kind as usize, usize::MAX, 0];
     // SAFETY: the kernel chooses an unused address.
     let page = unsafe { call(libc::SYS_mmap, args) }.ok()?;
-    own_memory::note_own_memory(page, len);
     Some(page as *mut u8)
 }
 
@@ -494,7 +493,6 @@ pub(crate) fn page_cleared_in_children() -> Option<*mut u8> {
     let advice = libc::MADV_WIPEONFORK as usize;
     // SAFETY: the page is this function's own, and still unwritten.
     unsafe { call(libc::SYS_madvise, [page, len, advice, 0, 0, 0]) }.ok()?;
-    own_memory::note_own_memory(page, len);
     Some(page as *mut u8)
 }
 
