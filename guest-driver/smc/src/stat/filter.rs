@@ -34,7 +34,7 @@ pub(super) struct Filter {
 
     /// Only connections on TCP whose reason has this in its number, name or sentence.
     #[arg(long, value_name = "TEXT")]
-    pub(super) reason: Option<String>,
+    reason: Option<String>,
 }
 
 /// The carrier of a connection.
@@ -46,29 +46,7 @@ enum Carrier {
     Tcp,
 }
 
-impl Carrier {
-    /// In the order of a key of `--watch`.
-    const ALL: [Carrier; 4] = [Carrier::Smc, Carrier::SmcD, Carrier::SmcR, Carrier::Tcp];
-}
-
 impl Filter {
-    /// Chooses the next carrier; after the last one, every carrier.
-    pub(super) fn next_carrier(&mut self) {
-        let now = Carrier::ALL.iter().position(|one| Some(*one) == self.carrier);
-        self.carrier = Carrier::ALL.get(now.map_or(0, |now| now + 1)).copied();
-    }
-
-    /// Name of the chosen carrier.
-    pub(super) fn carrier_name(&self) -> &'static str {
-        match self.carrier {
-            None => "all",
-            Some(Carrier::Smc) => "smc",
-            Some(Carrier::SmcD) => "smc-d",
-            Some(Carrier::SmcR) => "smc-r",
-            Some(Carrier::Tcp) => "tcp",
-        }
-    }
-
     fn is_empty(&self) -> bool {
         let Filter { process, port, address, carrier, state, reason } = self;
         process.is_none()

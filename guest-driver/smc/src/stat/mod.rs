@@ -7,8 +7,6 @@ mod daemon;
 mod endpoints;
 mod filter;
 mod host;
-mod keyboard;
-mod live;
 mod look;
 mod metrics;
 pub(crate) mod processes;
@@ -28,7 +26,6 @@ use vhost_device_ism::management::{Client, ClientError, Guest};
 use crate::error::CliError;
 use crate::{output, paths};
 pub(crate) use host::{Holding, Scope};
-use keyboard::{Input, Keyboard};
 use processes::Processes;
 pub(crate) use processes::sockets;
 pub(crate) use requests::{ReportRequest, has_socket};
@@ -44,9 +41,7 @@ this user, and for root those of all users and containers. If XDG_RUNTIME_DIR is
   fabric        the daemon's guests only
   connections   type, state, addresses, bytes, buffers; why it is TCP. With --details also cursors,
                 GIDs, tokens and keys. A narrow terminal gets fewer columns; -o wide shows all. Of
-                a TCP connection that the program has to itself the kernel counts the bytes (ss -ti).
-                With --watch on a terminal, keys sort, choose by carrier and reason, and show
-                processes, peers or services in the place of connections; q ends it
+                a TCP connection that the program has to itself the kernel counts the bytes (ss -ti)
   groups        link groups of SMC-R, and their links
   rnics         RNICs that processes use
   endpoints     servers and listeners: what their connections are like, and whether a client leaves
@@ -162,13 +157,6 @@ struct JsonSnapshot<'a> {
 /// There is neither a daemon nor a process to ask, or the named daemon does not answer.
 pub(crate) fn run(args: &StatArgs) -> Result<(), CliError> {
     let mut source = Source { args, client: None };
-    if let Some(seconds) = args.watch
-        && args.what == What::Connections
-        && !args.json
-        && let Some(keyboard) = Keyboard::open()
-    {
-        return watch_connections(&mut source, Duration::from_secs(seconds.into()), &keyboard);
-    }
     let mut before: Option<Snapshot> = None;
     loop {
         let mut snapshot = source.look();
@@ -187,32 +175,6 @@ pub(crate) fn run(args: &StatArgs) -> Result<(), CliError> {
         let Some(seconds) = args.watch else { return Ok(()) };
         before = Some(snapshot);
         std::thread::sleep(Duration::from_secs(seconds.into()));
-    }
-}
-
-/// Shows connections until a key ends the view. Other keys change the view of the last look.
-fn watch_connections(
-    source: &mut Source<'_>,
-    interval: Duration,
-    keyboard: &Keyboard,
-) -> Result<(), CliError> {
-    let Source { args, .. } = *source;
-    let mut choice = live::Choice { filter: args.filter.clone(), view: args.view.clone() };
-    let mut before: Option<Snapshot> = None;
-    let mut snapshot = source.look().check(args)?;
-    loop {
-        let next = snapshot.at + interval;
-        loop {
-            let old = before.as_ref().map(|old| (&old.processes, snapshot.at - old.at));
-            let page = live::page(&snapshot.processes, old, &choice, output::columns());
-            output::print_page(&page)?;
-            match keyboard.next(next).map_err(CliError::io("the terminal is gone"))? {
-                Input::Key(key) if !choice.press(key, &snapshot.processes) => return Ok(()),
-                Input::Key(_) | Input::Redraw => {}
-                Input::Nothing => break,
-            }
-        }
-        before = Some(std::mem::replace(&mut snapshot, source.look()));
     }
 }
 

@@ -34,15 +34,6 @@ impl By {
         }
     }
 
-    pub(super) fn next(self) -> By {
-        match self {
-            By::Connection => By::Process,
-            By::Process => By::Peer,
-            By::Peer => By::Service,
-            By::Service => By::Connection,
-        }
-    }
-
     /// The line for a connection.
     ///
     /// `services`: names already looked up.
@@ -77,12 +68,6 @@ struct Sum {
 }
 
 impl Sum {
-    fn of<'a>(rows: impl IntoIterator<Item = &'a ConnectionRow<'a>>) -> Sum {
-        let mut sum = Sum::default();
-        rows.into_iter().for_each(|row| sum.add(row));
-        sum
-    }
-
     fn add(&mut self, row: &ConnectionRow<'_>) {
         match carrier(row.connection) {
             "TCP" => self.tcp += 1,
@@ -95,17 +80,6 @@ impl Sum {
     fn is_counted(&self) -> bool {
         self.smc > 0 || self.sent > 0 || self.received > 0
     }
-}
-
-/// A sentence about all connections.
-pub(super) fn of_all(rows: &[ConnectionRow<'_>], processes: usize) -> String {
-    let Sum { smc, tcp, sent, received } = Sum::of(rows);
-    let per = if is_rate(rows) { "/s" } else { "" };
-    format!(
-        "processes: {processes}   on SMC: {smc}   on TCP: {tcp}   sent: {}{per}   received: {}{per}\n",
-        size(sent),
-        size(received),
-    )
 }
 
 fn is_rate(rows: &[ConnectionRow<'_>]) -> bool {

@@ -21,7 +21,6 @@ mod pipe;
 mod rollout;
 mod run;
 mod settings;
-mod signals;
 mod smc_tools;
 mod stat;
 mod stat_tcp;
