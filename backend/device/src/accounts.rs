@@ -10,7 +10,7 @@ use virtio_ism_abi::{Gid, Status};
 
 use super::counters::CounterSnapshot;
 use super::dmb::Dmb;
-use super::leave::LeaveGuard;
+use super::leave_group::LeaveGuard;
 use super::session::DeviceSession;
 use super::slab::Slab;
 

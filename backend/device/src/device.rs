@@ -12,7 +12,7 @@ use vm_memory::{GuestMemoryAtomic, GuestMemoryMmap};
 use super::accounts::{MapState, QuotaAccount};
 use super::counters::CounterSnapshot;
 use super::handle::DeviceHandle;
-use super::leave::{LeaveEvent, Leaving};
+use super::leave_group::{LeaveEvent, Leaving};
 use super::session::DeviceSession;
 use super::sync::{lock, read, write};
 use super::window::Window;

@@ -51,10 +51,10 @@
 //!
 //! `request` checks the form of a driver's request. `command`, `register` and `attach` check the request
 //! against existing objects. `accounts` keeps the quotas of a session; `transfer` moves, and `copy_watch`
-//! finds the cause of a slow move; `leave` asks a driver to leave and waits; `pending_events` holds the
-//! driver's unread events, and `wake_slot` the state shared by events with slabs and DMBs. `device` is a
-//! device and its sessions; `fabric` is the state shared by devices. `window` keeps the ranges of a front
-//! end that maps on request, and `fixed_window` the areas of one that maps at its start only.
+//! finds the cause of a slow move; `leave` asks a driver to leave, and `leave_group` waits; `pending_events`
+//! holds the driver's unread events, and `wake_slot` the state shared by events with slabs and DMBs. `device`
+//! is a device and its sessions; `fabric` is the state shared by devices. `window` keeps the ranges of a
+//! front end that maps on request, and `fixed_window` the areas of one that maps at its start only.
 #![deny(unsafe_code)]
 
 mod accounts;
@@ -71,6 +71,7 @@ mod gid;
 mod handle;
 mod info;
 mod leave;
+mod leave_group;
 mod limits;
 mod lines;
 mod map;
@@ -95,7 +96,7 @@ pub use fixed_window::{FixedWindow, MAX_AREAS};
 pub use gid::GidPool;
 pub use handle::{Delivery, EventNotifier};
 pub use info::{DeviceInfo, FabricInfo};
-pub use leave::LeaveGroup;
+pub use leave_group::LeaveGroup;
 pub use limits::{Clock, FabricCaps, Limits, MonotonicClock};
 pub use map::{DoorbellRequest, MapJob, MapRequest, Outcome, StaleMap, UnmapJob};
 pub use reply::Reply;

@@ -20,7 +20,7 @@ use virtio_ism_abi::{Gid, Token};
 use zerocopy::{FromZeros, IntoBytes};
 
 use super::counters::Counters;
-use super::leave::LeaveEvent;
+use super::leave_group::LeaveEvent;
 use super::rate::Rate;
 use super::request::CheckedSignalEvent;
 use super::wake_slot::{DmbSignalSlot, SlabWakeSlot};

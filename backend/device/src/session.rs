@@ -8,7 +8,7 @@ use virtio_ism_abi::event::EVENT_LEN;
 use virtio_ism_abi::{Gid, Token};
 
 use super::handle::{Delivery, DeviceHandle};
-use super::leave::LeaveEvent;
+use super::leave_group::LeaveEvent;
 use super::pending_events::PendingEvents;
 use super::request::CheckedSignalEvent;
 use super::sync::lock;
