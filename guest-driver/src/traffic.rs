@@ -27,20 +27,12 @@ use smc_core::benefit::{Estimate, LEARNED, SAMPLE_INTERVAL};
 
 use ism_sys::{SharedMem, SharedSlice, check_sealed, sealed_memfd};
 
+use layout::{ENTRY_SIZE, GROUPS, MAGIC, SIZE, WAYS, entry, group};
 use saved::TrafficFile;
 
+mod layout;
 mod saved;
 
-/// First word of the memory: its kind, and the version of its layout.
-const MAGIC: u64 = u64::from_le_bytes(*b"SMCtrfc3");
-/// Bytes of the header, and of an entry.
-const ENTRY_SIZE: usize = 144;
-/// The number of entries in the group chosen by an endpoint's hash.
-const WAYS: usize = 8;
-/// The number of groups.
-const GROUPS: usize = 64;
-/// Bytes of the memory.
-const SIZE: usize = ENTRY_SIZE * (1 + GROUPS * WAYS);
 /// Lowest numbers for a descriptor to be passed on, above the usual numbers of programs. The first one
 /// within the limit of the process is used.
 const PASSED_FROM: [i32; 3] = [700, 100, 3];
@@ -52,40 +44,6 @@ mod header {
     pub(super) const ID: usize = 1;
     /// Connections so far, as a clock for [`super::entry::USED`].
     pub(super) const CLOCK: usize = 2;
-}
-
-/// Words of an entry.
-mod entry {
-    /// A hash of program and endpoint, never 0. An entry with 0 is unused.
-    pub(super) const HASH: usize = 0;
-    /// An [`super::Estimate`].
-    pub(super) const ESTIMATE: usize = 1;
-    /// Connections on SMC.
-    pub(super) const SMC: usize = 2;
-    /// Connections left to TCP.
-    pub(super) const TCP: usize = 3;
-    /// Observed connections on TCP.
-    pub(super) const SAMPLES: usize = 4;
-    /// Observed connections already ended.
-    pub(super) const ENDED: usize = 5;
-    /// Moving averages of these connections: bytes, round trips, microseconds.
-    pub(super) const AVERAGES: usize = 6;
-    /// The header's clock at the last connection.
-    pub(super) const USED: usize = 9;
-    /// A hash of the program.
-    pub(super) const PROGRAM: usize = 10;
-    /// The end, and the port: see [`super::Endpoint`].
-    pub(super) const PORT: usize = 11;
-    /// The IP address, in the form of version 6, in network order.
-    pub(super) const ADDRESS: usize = 12;
-    /// 1: a rule forces SMC.
-    pub(super) const FORCED: usize = 14;
-    /// 1: the costs are those of virtual machines.
-    pub(super) const GUEST: usize = 15;
-    /// A [`super::PlainPause`].
-    pub(super) const PLAIN: usize = 16;
-    /// In a file: the time of the last change, in seconds since the start of the machine.
-    pub(super) const SAVED: usize = 17;
 }
 
 /// A server, or a listener.
@@ -471,12 +429,6 @@ fn hash(value: impl Hash) -> u64 {
     let mut hasher = DefaultHasher::new();
     value.hash(&mut hasher);
     hasher.finish() | 1
-}
-
-/// The entries chosen by a hash.
-fn group(hash: u64) -> impl Iterator<Item = usize> {
-    let first = (hash >> 32) as usize % GROUPS * WAYS;
-    first..first + WAYS
 }
 
 /// A connection on SMC, for the estimate of its endpoint.

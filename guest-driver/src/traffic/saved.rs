@@ -21,7 +21,7 @@ use ism_sys::{check_file_size, effective_user, is_fatal, read_clock};
 use rustix::fs::OFlags;
 use rustix::time::ClockId;
 
-use super::{ENTRY_SIZE, GROUPS, MAGIC, SIZE, WAYS, entry, group};
+use super::layout::{ENTRY_SIZE, GROUPS, MAGIC, SIZE, WAYS, entry, group};
 
 /// How long an entry counts. A user of a server with short connections may later want a long one.
 pub(super) const LASTING: Duration = Duration::from_secs(600);
