@@ -3,7 +3,7 @@
 
 use std::io::{IoSlice, IoSliceMut};
 
-use super::Conn;
+use super::parts::Shared;
 use crate::capture::{self, Direction};
 
 /// The first `n` bytes of pieces.
@@ -15,8 +15,8 @@ fn first<'a>(pieces: impl Iterator<Item = &'a [u8]>, n: usize) -> impl Iterator<
     })
 }
 
-impl Conn {
-    fn key(&self) -> usize {
+impl Shared {
+    pub(super) fn key(&self) -> usize {
         std::ptr::from_ref(self).addr()
     }
 

@@ -276,7 +276,7 @@ impl Carrier {
     }
 
     /// Whether both ends have agreed on returns from TCP to a ring.
-    pub(super) fn may_come_back(&self) -> bool {
+    pub(super) fn may_return_to_ring(&self) -> bool {
         let agreed = match self {
             Carrier::D(pair) => pair.agreed,
             Carrier::R(element) => element.agreed(),

@@ -192,7 +192,7 @@ impl EndWord {
     }
 
     /// Notes the start of a new ring for reads, and with `writes` also for writes.
-    pub(super) fn come_back(&self, writes: bool) {
+    pub(super) fn return_to_ring(&self, writes: bool) {
         let left = if writes { Bits::LEFT_RING } else { Bits::empty() };
         let cleared = (Bits::READS_TCP | left).bits();
         let back = |word: u32| Some((word & !cleared).wrapping_add(RETURN));
@@ -373,7 +373,7 @@ mod tests {
             for writes in [false, true] {
                 let word = word_in(state);
                 let before = word.returns();
-                word.come_back(writes);
+                word.return_to_ring(writes);
                 let left_ring = state.left_ring && !writes;
                 assert_eq!(seen(&word), Seen { left_ring, reads_tcp: false, ..state });
                 assert_eq!(word.returns(), before + 1);
@@ -385,7 +385,7 @@ mod tests {
     fn the_count_of_returns_overflows_into_nothing() {
         let word = EndWord::new();
         word.end_of_peer();
-        (0..=u32::from(u16::MAX)).for_each(|_| word.come_back(true));
+        (0..=u32::from(u16::MAX)).for_each(|_| word.return_to_ring(true));
         assert_eq!((word.returns(), word.is_peer_done()), (0, true));
     }
 }

@@ -4,10 +4,8 @@
 //! Each connection counts its bytes, under its locks. A finished connection is added here, so a send or
 //! receive does nothing for the sum.
 
-use std::sync::PoisonError;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::Conn;
 use crate::info::ConnectionSnapshot;
 
 /// Bytes sent, and bytes received.
@@ -23,7 +21,7 @@ pub(crate) struct MovedBytes {
 }
 
 impl MovedBytes {
-    fn add(&self, bytes: Bytes) {
+    pub(super) fn add(&self, bytes: Bytes) {
         for (sum, bytes) in self.ended.iter().zip(bytes) {
             sum.fetch_add(bytes, Ordering::Relaxed);
         }
@@ -43,15 +41,6 @@ impl MovedBytes {
         let [told_sent, told_received] = &self.told;
         let last = |told: &AtomicU64, sum| told.fetch_max(sum, Ordering::Relaxed).max(sum);
         (open, [last(told_sent, sent), last(told_received, received)])
-    }
-}
-
-impl Conn {
-    /// The connection is over.
-    pub(super) fn count_moved(&mut self) {
-        let sent = self.tx.get_mut().unwrap_or_else(PoisonError::into_inner).half.total();
-        let received = self.rx.get_mut().unwrap_or_else(PoisonError::into_inner).half.total();
-        self.moved.add([sent, received]);
     }
 }
 

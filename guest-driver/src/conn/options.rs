@@ -3,10 +3,9 @@
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use super::keepalive::Silence;
-use ism_sys::OnceBox;
+use ism_sys::{OnceBox, is_free};
 
 /// The options of one connection.
 #[derive(Debug)]
@@ -28,6 +27,11 @@ impl Options {
             keepalive: Mutex::new(None),
             close_timeout,
         }
+    }
+
+    /// Whether no thread holds the lock.
+    pub(super) fn is_unlocked(&self) -> bool {
+        is_free(&self.keepalive)
     }
 
     /// Sets whether calls return `WouldBlock` instead of waiting.
@@ -55,4 +59,14 @@ impl Options {
     pub(super) fn nodelay(&self) -> Option<bool> {
         self.nodelay.get().map(|on| on.load(Ordering::Relaxed))
     }
+}
+
+/// The silence of a peer.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Silence {
+    /// The longest silence without a test.
+    pub(super) limit: Duration,
+    /// The last words of the peer, and the time of their change.
+    pub(super) words: [u64; 2],
+    pub(super) since: Instant,
 }

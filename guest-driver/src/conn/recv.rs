@@ -1,19 +1,44 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The receive side: out of the own ring.
+//! The receive side: out of the own ring, whether the peer has stored the bytes or this end has, out
+//! of records.
 
 use std::io::{self, IoSliceMut};
+use std::sync::atomic::Ordering;
+use std::sync::{Mutex, MutexGuard, TryLockError};
 
 use smc_core::connection::{OobError, UpdateDecision, UrgentEvent, read_words};
 use smc_core::stream::reader_view;
-use smc_core::wire::cdc::{ConsumerWord, ProducerFlags, StateFlags};
+use smc_core::wire::cdc::StateFlags;
 
-use super::counts::times_are_stored;
-use super::{Conn, Deadline, Failure, Rx};
+use super::counts::{MovedTime, STORED, times_are_stored};
+use super::delivery::SentCounts;
+use super::end_word::Failure;
+use super::parts::{Conn, Rx};
+use super::records_in::RecordStep;
+use super::send_queue::queues_are_held;
+use super::unread_bytes::UnreadBytes;
+use super::wait::MAX_ROUNDS;
 use crate::capture;
+use crate::info::MovedCounts;
 use crate::reactor::DelayedUpdate;
+use crate::reactor::wait::Deadline;
 
 /// The most slices filled by one vectored read.
 const MAX_SLICES: usize = 1024;
+
+impl Rx {
+    /// Whether a new ring may begin, with this many unread bytes of the last one at most. Otherwise a
+    /// peer leaving ring after ring, each full of unread bytes, would fill this process. Without unread
+    /// bytes the answer does not depend on other connections.
+    pub(super) fn may_begin_ring(&self, bytes: usize) -> bool {
+        self.unread.as_ref().is_none_or(|unread| unread.has_room(bytes))
+    }
+
+    /// Bytes returned by reads before a wait, or up to an urgent mark.
+    pub(super) fn readable(&self) -> usize {
+        self.unread.as_ref().map_or(0, UnreadBytes::len) + self.half.receiver.readable() as usize
+    }
+}
 
 impl Conn {
     /// Reads into the slices and returns the number of bytes; 0 is end of data. With `peek` the
@@ -27,17 +52,17 @@ impl Conn {
         peek: bool,
         deadline: &Deadline,
     ) -> io::Result<usize> {
-        let result = self.note_report(self.recv_some(bufs, peek, deadline));
+        let result = self.shared.note_report(self.recv_some(bufs, peek, deadline));
         if capture::is_on()
             && !peek
             && let Ok(n) = &result
         {
-            self.capture_received(bufs, *n);
+            self.shared.capture_received(bufs, *n);
         }
         result
     }
 
-    fn recv_some(
+    pub(super) fn recv_some(
         &self,
         bufs: &mut [IoSliceMut<'_>],
         peek: bool,
@@ -49,29 +74,29 @@ impl Conn {
         }
         let mut rx = self.rx();
         loop {
-            if rx.half.failed || self.end.is_purged() {
-                self.check()?;
+            if rx.half.failed || self.shared.end.is_purged() {
+                self.shared.check()?;
             }
-            if rx.kept.is_some() {
-                return self.recv_kept(&mut rx, bufs, peek);
+            if rx.unread.is_some() {
+                return self.recv_unread(&mut rx, bufs, peek);
             }
             if (rx.half.receiver.readable() as usize) < wanted {
-                if self.end.reads_tcp() {
+                if self.shared.end.reads_tcp() {
                     self.serve_tcp(&mut rx);
-                    if rx.kept.is_some() {
+                    if rx.unread.is_some() {
                         // The connection came back to a ring. Unread bytes of the last ring come first.
                         continue;
                     }
                 }
                 let ended = self.refresh_rx(&mut rx);
-                if self.end.is_purged() {
-                    self.check()?;
+                if self.shared.end.is_purged() {
+                    self.shared.check()?;
                 }
                 if rx.half.receiver.readable() == 0 {
                     // Bytes written by a peer before it vanished or aborted are delivered before the
                     // error, and nothing after: a peer may continue until it learns of the failure.
-                    self.check().inspect_err(|_| rx.half.failed = true)?;
-                    if ended? || self.end.is_read_shut() {
+                    self.shared.check().inspect_err(|_| rx.half.failed = true)?;
+                    if ended? || self.shared.end.is_read_shut() {
                         return Ok(0);
                     }
                 }
@@ -80,7 +105,7 @@ impl Conn {
                 let n = self.copy_out(&rx, bufs)?;
                 if !peek {
                     self.consume(&mut rx, n)?;
-                    if self.end.reads_tcp() {
+                    if self.shared.end.reads_tcp() {
                         self.go_on_from_tcp(&mut rx);
                     }
                     if rx.half.receiver.readable() == 0 {
@@ -89,16 +114,18 @@ impl Conn {
                 }
                 return Ok(n as usize);
             }
-            if self.options.is_nonblocking() {
+            if self.shared.options.is_nonblocking() {
                 let before = reader_view(rx.half.seen());
                 // Without the lock, possibly taken by the reactor's calls to this connection.
-                if self.reactor.must_be_polled() {
+                if self.shared.reactor.must_be_polled() {
                     drop(rx);
-                    self.reactor.poll();
+                    self.shared.reactor.poll();
                     rx = self.rx();
-                } else if self.waiting.readiness.get().is_none() && self.reactor.is_try_due() {
+                } else if self.shared.waiting.readiness.get().is_none()
+                    && self.shared.reactor.is_try_due()
+                {
                     drop(rx);
-                    self.reactor.try_poll();
+                    self.shared.reactor.try_poll();
                     rx = self.rx();
                 }
                 if reader_view(rx.half.seen()) == before && self.has_nothing_to_read(&mut rx) {
@@ -106,11 +133,11 @@ impl Conn {
                 }
                 continue;
             }
-            let (before, look) = (reader_view(rx.half.seen()), self.look());
+            let (before, look) = (reader_view(rx.half.seen()), self.shared.look());
             drop(rx);
-            let shut = || self.end.is_read_shut() || look.is_over();
+            let shut = || self.shared.end.is_read_shut() || look.is_over();
             let changed = || reader_view(look.words()) != before || shut();
-            self.await_bytes(deadline, true, changed)?;
+            self.shared.await_bytes(deadline, true, changed)?;
             rx = self.rx();
         }
     }
@@ -119,7 +146,7 @@ impl Conn {
     pub(super) fn refresh_rx(&self, rx: &mut Rx) -> io::Result<bool> {
         // Loaded before the words: the send side may learn of the end at any time, but only words
         // loaded later include the last bytes.
-        let was_done = self.end.is_peer_done();
+        let was_done = self.shared.end.is_peer_done();
         let words = rx.carrier.words();
         let mut ended = was_done;
         if rx.half.is_new(words) {
@@ -139,15 +166,15 @@ impl Conn {
 
     /// Takes the present words and returns their state flags.
     #[inline(never)]
-    fn take_words(&self, rx: &mut Rx) -> io::Result<StateFlags> {
+    pub(super) fn take_words(&self, rx: &mut Rx) -> io::Result<StateFlags> {
         let (producer, consumer) = read_words(|| rx.carrier.words()[0], || rx.carrier.words()[1]);
         let arrival = match rx.half.take(producer, consumer) {
             Ok(arrival) => arrival,
             Err(_) if !rx.carrier.has_memory() => return Err(self.memory_lost()),
             Err(violation) => {
-                tracing::warn!(peer = %self.carrier(), %violation, "connection aborted");
-                self.abort_locked(&mut self.tx());
-                return self.check().map(|()| StateFlags::empty());
+                tracing::warn!(peer = %self.shared.carrier(), %violation, "connection aborted");
+                self.tx().abort(&self.shared);
+                return self.shared.check().map(|()| StateFlags::empty());
             }
         };
         if times_are_stored() {
@@ -175,10 +202,10 @@ impl Conn {
         let mut tx = self.tx();
         let known = tx.half.close.peer_flags().contains(flags);
         if !known {
-            self.on_peer_flags(&mut tx, flags);
+            tx.on_peer_flags(&self.shared, flags);
         }
         drop(tx);
-        self.check()
+        self.shared.check()
     }
 
     /// Copies readable bytes into the slices, limited by both.
@@ -205,65 +232,50 @@ impl Conn {
 
     /// Ends the connection: its buffer is gone with the device, and the last reads may be zeros.
     #[cold]
-    fn memory_lost(&self) -> io::Error {
+    pub(super) fn memory_lost(&self) -> io::Error {
         // Regardless of the peer's words: some of its bytes cannot be read.
-        self.end.fail(Failure::Reset);
-        self.lost_locked(&mut self.tx());
-        self.check().err().unwrap_or_else(|| io::ErrorKind::ConnectionReset.into())
+        self.shared.end.fail(Failure::Reset);
+        self.tx().on_loss(&self.shared);
+        self.shared.check().err().unwrap_or_else(|| io::ErrorKind::ConnectionReset.into())
     }
 
     /// The application has taken the next `n` bytes.
     pub(super) fn consume(&self, rx: &mut Rx, n: u32) -> io::Result<()> {
-        rx.half.receiver.on_published(self.cursors.announced());
+        rx.half.receiver.on_published(self.shared.cursors.announced());
         let decision = rx.half.receiver.consume(n);
-        self.cursors.note_consumed(rx.half.receiver.cursor());
+        self.shared.cursors.note_consumed(rx.half.receiver.cursor());
         self.update(rx, decision);
         if !decision.is_due() {
-            self.schedule_update();
+            self.shared.schedule_update();
         }
         Ok(())
     }
 
-    /// Has the background thread send the consumer cursor, unless other words carry it soon. The
-    /// application may not call again, and the peer may be blocked meanwhile.
-    pub(super) fn schedule_update(&self) {
-        // A missed update is sent at the next tick, after a second at most.
-        if self.cursors.want_update() {
-            self.reactor.schedule_update(self.carrier().key());
-        }
-    }
-
-    /// Sends the update of [`Conn::schedule_update`], unless the application continues reading.
+    /// Sends the update of [`Shared::schedule_update`], unless the application continues reading.
     pub(super) fn flush_update(&self, read_before: Option<u64>) -> DelayedUpdate {
         self.answer_flags();
-        self.cursors.clear_update();
+        self.shared.cursors.clear_update();
         self.check_carrier();
-        let read = self.cursors.consumed();
-        if self.cursors.knows(read) || self.has_failed() {
+        let read = self.shared.cursors.consumed();
+        if self.shared.cursors.knows(read) || self.shared.has_failed() {
             return DelayedUpdate::None;
         }
         // An application reading on, or answering, updates the peer sooner or at less cost.
         if read_before != Some(read) {
-            self.cursors.keep_update();
+            self.shared.cursors.keep_update();
             return DelayedUpdate::Since(read);
         }
         let mut tx = self.tx();
-        self.publish(&mut tx);
+        tx.publish(&self.shared);
         DelayedUpdate::Sent
     }
 
-    /// Whether the peer asks for an update.
-    pub(super) fn is_asked(&self) -> bool {
-        let flags = ConsumerWord::from_u64(self.words()[1]).producer_flags;
-        !(flags - ProducerFlags::FAILOVER).is_empty()
-    }
-
     /// Sends the consumer cursor if due.
-    fn update(&self, rx: &mut Rx, decision: UpdateDecision) {
+    pub(super) fn update(&self, rx: &mut Rx, decision: UpdateDecision) {
         if decision.is_due() {
-            self.cursors.note_consumed(rx.half.receiver.cursor());
+            self.shared.cursors.note_consumed(rx.half.receiver.cursor());
             let mut tx = self.tx();
-            self.publish(&mut tx);
+            tx.publish(&self.shared);
             drop(tx);
             rx.half.receiver.on_published(rx.half.receiver.cursor());
         }
@@ -272,7 +284,7 @@ impl Conn {
     /// Answers the peer's producer flags, if there are any. The application may not call before the
     /// peer continues.
     pub(super) fn answer_flags(&self) {
-        if !self.is_asked() {
+        if !self.shared.is_asked() {
             return;
         }
         let mut rx = self.rx();
@@ -282,9 +294,9 @@ impl Conn {
 
     /// Takes the urgent byte (MSG_OOB). `peek` leaves it.
     pub(crate) fn recv_urgent(&self, peek: bool) -> io::Result<u8> {
-        self.reactor.poll();
+        self.shared.reactor.poll();
         let mut rx = self.rx();
-        self.check()?;
+        self.shared.check()?;
         self.refresh_rx(&mut rx)?;
         let byte = rx.half.receiver.take_urgent(peek).map_err(|error| match error {
             OobError::NotYet => io::ErrorKind::WouldBlock.into(),
@@ -292,7 +304,7 @@ impl Conn {
                 io::Error::new(io::ErrorKind::InvalidInput, error)
             }
         });
-        if self.end.reads_tcp() && !peek && byte.is_ok() {
+        if self.shared.end.reads_tcp() && !peek && byte.is_ok() {
             // Bytes waiting behind the urgent byte have their turn.
             self.serve_tcp(&mut rx);
         }
@@ -301,15 +313,15 @@ impl Conn {
 
     /// Whether the reader stands at the urgent mark (SIOCATMARK).
     pub(crate) fn at_mark(&self) -> io::Result<bool> {
-        self.reactor.poll();
+        self.shared.reactor.poll();
         let mut rx = self.rx();
         self.refresh_rx(&mut rx)?;
-        Ok(rx.kept.is_none() && rx.half.receiver.at_mark())
+        Ok(rx.unread.is_none() && rx.half.receiver.at_mark())
     }
 
     /// Whether urgent data is announced or there (POLLPRI).
     pub(crate) fn has_urgent(&self) -> io::Result<bool> {
-        self.reactor.poll();
+        self.shared.reactor.poll();
         let mut rx = self.rx();
         self.refresh_rx(&mut rx)?;
         Ok(rx.half.receiver.exception())
@@ -324,9 +336,9 @@ impl Conn {
 
     /// Bytes that a read would return now (FIONREAD).
     pub(crate) fn readable(&self) -> io::Result<usize> {
-        self.reactor.poll();
+        self.shared.reactor.poll();
         let mut rx = self.rx();
-        self.check()?;
+        self.shared.check()?;
         self.refresh_rx(&mut rx)?;
         Ok(rx.readable())
     }
@@ -335,13 +347,224 @@ impl Conn {
     /// too large a number must not make both ends wait.
     pub(crate) fn has_readable(&self, bytes: usize) -> io::Result<bool> {
         let readable = self.readable()?;
-        Ok(readable >= bytes || readable >= self.own_ring().len() as usize / 2)
+        Ok(readable >= bytes || readable >= self.shared.own_ring().len() as usize / 2)
     }
 
     /// `shutdown(read)`: reads return end of data once the ring is empty; the peer is not informed
     /// (CLOSE-16).
     pub(crate) fn shutdown_read(&self) {
-        self.end.shut_read();
+        self.shared.end.shut_read();
         self.failed_or_shut();
+    }
+
+    /// Reads unread bytes of the last ring (at least one), and behind them bytes of the ring. With `peek` the bytes stay.
+    /// Fewer bytes than room mean no more bytes, as on TCP: programs wait then, or check again only
+    /// after new arrivals.
+    #[cold]
+    pub(super) fn recv_unread(
+        &self,
+        rx: &mut Rx,
+        bufs: &mut [IoSliceMut<'_>],
+        peek: bool,
+    ) -> io::Result<usize> {
+        let Some(unread) = &mut rx.unread else { return Ok(0) };
+        let (mut done, mut rest) = unread.copy_out(bufs);
+        if !peek {
+            unread.remove(done);
+            if unread.len() == 0 {
+                rx.unread = None;
+            }
+        }
+        // A failure shows at the next read, and so does the end.
+        if !rest.is_empty() && self.refresh_rx(rx).is_ok() && !rx.half.receiver.at_mark() {
+            let n = self.copy_out(rx, &mut rest)?;
+            done += n as usize;
+            if !peek && n > 0 {
+                self.consume(rx, n)?;
+            }
+        }
+        if !peek {
+            if self.shared.end.reads_tcp() {
+                // There may be room for more bytes of TCP.
+                self.serve_tcp(rx);
+            } else if rx.unread.is_none() {
+                self.tx().note_unread(&self.shared, rx);
+            }
+            if rx.readable() == 0 {
+                self.note_empty(rx);
+            }
+        }
+        Ok(done)
+    }
+
+    /// Takes unread bytes out of the ring, and keeps them. Returns their number.
+    pub(super) fn keep_unread(&self, rx: &mut Rx) -> io::Result<usize> {
+        self.refresh_rx(rx)?;
+        let mut bytes = vec![0; rx.half.receiver.readable() as usize];
+        let n = self.copy_out(rx, &mut [IoSliceMut::new(&mut bytes)])?;
+        if n > 0 {
+            self.consume(rx, n)?;
+            bytes.truncate(n as usize);
+            rx.unread.get_or_insert_default().add(&bytes);
+        }
+        Ok(n as usize)
+    }
+
+    /// Makes room in a ring for more bytes of TCP, because the awaited record is behind them. `false`:
+    /// there is no room, and the program has to read.
+    pub(super) fn make_room(&self, rx: &mut Rx) -> bool {
+        if self.refresh_rx(rx).is_err() {
+            return false;
+        }
+        let more = rx.half.receiver.readable() as usize;
+        let has_room = match &rx.unread {
+            Some(unread) => unread.has_room(more),
+            None => UnreadBytes::default().has_room(more),
+        };
+        has_room && self.keep_unread(rx).is_ok_and(|n| n > 0)
+    }
+
+    /// Takes bytes from TCP, sends as far as TCP has room, and wakes the waiters concerned.
+    pub(super) fn serve_tcp(&self, rx: &mut Rx) {
+        {
+            let mut tx = self.tx();
+            if queues_are_held() {
+                return;
+            }
+            if std::mem::take(&mut tx.half.records.blocked) {
+                self.shared.waiting.note_room_on_tcp();
+            }
+            tx.flush_records(&self.shared);
+            if tx.half.has_left() {
+                tx.flush_queue(&self.shared);
+            }
+        }
+        let mut rounds = 0..MAX_ROUNDS;
+        loop {
+            if rounds.next().is_none() {
+                // A separate event continues, so this caller has its turn.
+                self.shared.tcp.watch_room();
+                break;
+            }
+            let mut tx = self.tx();
+            match tx.serve_round(&self.shared, rx) {
+                RecordStep::Done => break,
+                RecordStep::Again => {}
+                RecordStep::Reads(from) => {
+                    drop(tx);
+                    // A failure shows in the connection's state.
+                    let _ = self.refresh_rx(rx);
+                    self.tx().begin_reading(&self.shared, from);
+                }
+                RecordStep::Full => {
+                    drop(tx);
+                    if !self.make_room(rx) {
+                        break;
+                    }
+                }
+                RecordStep::Ring => {
+                    drop(tx);
+                    if !self.begin_ring(rx) {
+                        break;
+                    }
+                }
+            }
+        }
+        self.tx().note_unread(&self.shared, rx);
+        self.shared.wake_all();
+    }
+
+    /// Continues after a wait for the last bytes of a ring.
+    pub(super) fn serve_awaited(&self) {
+        if self.shared.waiting.awaiting.load(Ordering::SeqCst) {
+            self.serve_tcp(&mut self.rx());
+        }
+    }
+
+    /// The program has read bytes from TCP: input waiting for room has its turn.
+    pub(super) fn go_on_from_tcp(&self, rx: &mut Rx) {
+        let mut tx = self.tx();
+        let awaits_room = !tx.records.input.is_empty();
+        if !awaits_room {
+            return tx.note_unread(&self.shared, rx);
+        }
+        drop(tx);
+        self.serve_tcp(rx);
+    }
+
+    /// Checks for moved bytes. The next check finds the bytes of a direction in use now.
+    pub(super) fn note_moves(&self) {
+        if let Some(mut tx) = if_free(&self.tx) {
+            let total = tx.half.total();
+            tx.last_move.note(total);
+        }
+        if let Some(mut rx) = if_free(&self.rx) {
+            // The words, because the program may not have received the bytes yet.
+            let [producer, _] = rx.carrier.words();
+            rx.last_move.note(producer);
+        }
+    }
+
+    /// Bytes of the program neither in the peer's memory nor in its TCP.
+    pub(crate) fn undelivered(&self) -> u64 {
+        let mut tx = self.tx();
+        let counts = tx.progress(&self.shared);
+        tx.half.total().saturating_sub(counts.acknowledged) + counts.unsent
+    }
+
+    /// Number of written bytes not yet received by the peer, and the number of unsent bytes among them.
+    pub(crate) fn outstanding(&self) -> [usize; 2] {
+        self.shared.reactor.poll();
+        let mut tx = self.tx();
+        tx.refresh(&self.shared);
+        let SentCounts { sent, acknowledged, unsent } = tx.progress(&self.shared);
+        let all = unsent.saturating_add(sent.saturating_sub(acknowledged));
+        [all, unsent].map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX))
+    }
+
+    /// The connection's counts of moved bytes. From now on every connection of the process stores the
+    /// times of its messages.
+    pub(crate) fn moved_counts(&self) -> MovedCounts {
+        if !times_are_stored() {
+            STORED.store(true, Ordering::Relaxed);
+        }
+        self.shared.reactor.poll();
+        let mut rx = self.rx();
+        // A failure shows in other calls.
+        let _ = self.refresh_rx(&mut rx);
+        let [producer, _] = rx.half.seen();
+        rx.last_move.note(producer);
+        let mut tx = self.tx();
+        tx.refresh(&self.shared);
+        let total = tx.half.total();
+        tx.last_move.note(total);
+        let SentCounts { sent, acknowledged, unsent } = tx.progress(&self.shared);
+        let is_on_tcp = tx.half.carrier().is_on_tcp() && self.shared.end.reads_tcp();
+        let since = |last: &MovedTime| (!is_on_tcp).then(|| last.elapsed());
+        let ring = *rx.half.receiver.ring();
+        MovedCounts {
+            sent,
+            acknowledged,
+            unsent,
+            received: rx.half.total(),
+            deliveries: tx.half.deliveries(),
+            arrivals: rx.half.arrivals(),
+            since_sent: since(&tx.last_move),
+            since_received: since(&rx.last_move),
+            send_window: tx.half.sender.window(),
+            receive_window: ring.len().saturating_sub(rx.half.receiver.available()),
+            receive_buffer: ring.len(),
+            carrier_changes: tx.half.switches().0,
+            ended: tx.half.close.flags().intersects(StateFlags::SENDING_DONE | StateFlags::CLOSED),
+            ended_by_peer: rx.half.ended,
+        }
+    }
+}
+
+fn if_free<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
+    match mutex.try_lock() {
+        Ok(guard) => Some(guard),
+        Err(TryLockError::Poisoned(error)) => Some(error.into_inner()),
+        Err(TryLockError::WouldBlock) => None,
     }
 }

@@ -1,21 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The send side: into the peer's ring.
+//! The calls that write: each loops over the send side, and waits without its lock.
 
 use std::io::{self, IoSlice};
+use std::time::Instant;
 
-use smc_core::connection::Span;
-use smc_core::stream::{SendPath, Transmit, WriteError};
-use smc_core::wire::Cursor;
-use smc_core::wire::cdc::{ConsumerWord, ProducerFlags};
+use smc_core::stream::SendPath;
 
-use super::counts::times_are_stored;
-use super::{Conn, Deadline, Tx};
+use super::parts::{Conn, Tx};
+use super::send_queue::{LOOK, UNREAD};
+use crate::byte_queue::ByteQueue;
 use crate::capture;
-use virtio_ism::DeliverError;
-
-/// The most pieces of one delivery. A slice is one piece, or two at the end of the ring. Further pieces
-/// go with the next delivery.
-const PIECES_PER_DELIVERY: usize = 8;
+use crate::reactor::wait::Deadline;
 
 impl Conn {
     /// Writes the slices and returns the number of bytes. A blocking call returns when every byte is in
@@ -26,33 +21,33 @@ impl Conn {
     /// No byte was written: the connection has failed, this end writes no more, there is no room
     /// (`WouldBlock`), or the deadline is over.
     pub(crate) fn send(&self, bufs: &[IoSlice<'_>], deadline: &Deadline) -> io::Result<usize> {
-        let result = self.note_report(self.send_some(bufs, deadline));
+        let result = self.shared.note_report(self.send_some(bufs, deadline));
         if capture::is_on() {
-            self.capture_sent(bufs, *result.as_ref().unwrap_or(&0));
+            self.shared.capture_sent(bufs, *result.as_ref().unwrap_or(&0));
         }
         result
     }
 
-    fn send_some(&self, bufs: &[IoSlice<'_>], deadline: &Deadline) -> io::Result<usize> {
+    pub(super) fn send_some(&self, bufs: &[IoSlice<'_>], deadline: &Deadline) -> io::Result<usize> {
         let wanted = bufs.iter().fold(0usize, |sum, buf| sum.saturating_add(buf.len()));
         let (mut tx, mut done) = (self.tx(), 0);
         // An application only writing, and finding room, learns here of the peer's close (CLOSE-43).
-        self.refresh_tx(&mut tx);
+        tx.refresh(&self.shared);
         loop {
-            match self.may_write(&tx) {
+            match tx.may_write(&self.shared) {
                 Ok(()) if done < wanted => {}
                 Err(error) if done == 0 => return Err(error),
                 _ => return Ok(done),
             }
-            if let Some(n) = self.transmit(&mut tx, bufs, done, wanted - done)? {
+            if let Some(n) = tx.transmit(&self.shared, bufs, done, wanted - done)? {
                 done += n;
                 continue;
             }
             // The refresh, or the attempt, may have ended the connection.
-            if let Err(error) = self.may_write(&tx) {
+            if let Err(error) = tx.may_write(&self.shared) {
                 return if done > 0 { Ok(done) } else { Err(error) };
             }
-            let held = self.hold(&mut tx, bufs, done, false);
+            let held = tx.enqueue(&self.shared, bufs, done, false);
             if held > 0 {
                 done += held;
                 continue;
@@ -61,11 +56,11 @@ impl Conn {
             if is_on_ring {
                 tx.half.sender.block();
                 if tx.half.sender.publish_due() {
-                    self.publish(&mut tx);
+                    tx.publish(&self.shared);
                 }
             }
-            if self.options.is_nonblocking() {
-                self.waiting.set_write_blocked(true);
+            if self.shared.options.is_nonblocking() {
+                self.shared.waiting.set_write_blocked(true);
                 let seen = tx.half.seen();
                 drop(tx);
                 if self.finds_no_room(is_on_ring, done, seen)? {
@@ -85,36 +80,15 @@ impl Conn {
         }
     }
 
-    /// Sends the next of `left` bytes, on the path that the send half names. `None`: nothing goes now.
-    #[inline]
-    fn transmit(
-        &self,
-        tx: &mut Tx,
-        bufs: &[IoSlice<'_>],
-        skip: usize,
-        left: usize,
-    ) -> io::Result<Option<usize>> {
-        if tx.half.is_short_of(left) {
-            self.refresh_tx(tx);
-        }
-        if tx.half.path() != SendPath::Ring {
-            // Earlier bytes first.
-            self.flush_held(tx);
-        }
-        let has_room = || tx.has_room_on_tcp();
-        match tx.half.next(left, has_room) {
-            Transmit::Ring { bytes, more } => {
-                Ok(Some(self.put(tx, bufs, skip, bytes, more)? as usize))
-            }
-            Transmit::Record => Ok(Some(self.put_on_tcp(tx, bufs, skip, 0)).filter(|n| *n > 0)),
-            Transmit::Hold => Ok(None),
-        }
-    }
-
     /// Whether a write that must not wait finds no room, after a last look at the peer's reading.
-    fn finds_no_room(&self, is_on_ring: bool, done: usize, seen: u64) -> io::Result<bool> {
+    pub(super) fn finds_no_room(
+        &self,
+        is_on_ring: bool,
+        done: usize,
+        seen: u64,
+    ) -> io::Result<bool> {
         if is_on_ring && done == 0 {
-            self.reactor.poll();
+            self.shared.reactor.poll();
         }
         if !is_on_ring {
             self.sync_readiness();
@@ -126,65 +100,12 @@ impl Conn {
             return Ok(true);
         }
         self.sync_readiness();
-        if self.words()[1] != seen && !self.has_failed() {
+        if self.shared.words()[1] != seen && !self.shared.has_failed() {
             return Ok(false);
         }
-        self.check()?;
+        self.shared.check()?;
         self.await_stall();
         Ok(true)
-    }
-
-    pub(super) fn may_write(&self, tx: &Tx) -> io::Result<()> {
-        self.check()?;
-        tx.half.may_write().map_err(|error| match error {
-            WriteError::Reset => io::ErrorKind::ConnectionReset.into(),
-            WriteError::Closed => io::ErrorKind::BrokenPipe.into(),
-        })
-    }
-
-    /// Takes the peer's consumer word. Failures show in the connection's state.
-    pub(super) fn refresh_tx(&self, tx: &mut Tx) {
-        let word = tx.carrier.words()[1];
-        if word == tx.half.seen() || Self::is_held(tx) {
-            return;
-        }
-        let word = ConsumerWord::from_u64(word);
-        let moved =
-            word.producer_flags.contains(ProducerFlags::FAILOVER) && self.carrier().take_move();
-        if let Err(violation) = tx.half.take(word, moved) {
-            if !self.carrier().has_memory() {
-                // These are not the peer's words: the device is gone, as the reactor will report soon.
-                return;
-            }
-            tracing::warn!(peer = %self.carrier(), %violation, "connection aborted");
-            self.abort_locked(tx);
-            return;
-        }
-        if !tx.queue.is_empty() {
-            self.flush_held(tx);
-        }
-        if !tx.half.close.peer_flags().contains(word.state_flags) {
-            self.on_peer_flags(tx, word.state_flags);
-        }
-    }
-
-    /// Writes `n` bytes of the slices from byte `skip` on, without inspecting them (SEC-5), and sends
-    /// the words at once (CDC-25).
-    pub(super) fn put(
-        &self,
-        tx: &mut Tx,
-        bufs: &[IoSlice<'_>],
-        skip: usize,
-        n: u32,
-        more: bool,
-    ) -> io::Result<u32> {
-        let spans = tx.half.sender.spans(n);
-        let mut pieces = Pieces::new();
-        let taken = pieces.gather(bufs, skip, spans);
-        let more = more || taken < n;
-        let taken = tx.half.sender.advance(taken, more);
-        tx.half.count(taken);
-        Ok(if self.deliver(tx, pieces.as_slice())? { taken } else { 0 })
     }
 
     /// Sends a byte as urgent data (MSG_OOB).
@@ -194,24 +115,24 @@ impl Conn {
     pub(crate) fn send_urgent(&self, byte: u8, deadline: &Deadline) -> io::Result<()> {
         let result = self.send_urgent_byte(byte, deadline);
         if capture::is_on() && result.is_ok() {
-            self.capture_sent(&[IoSlice::new(&[byte])], 1);
+            self.shared.capture_sent(&[IoSlice::new(&[byte])], 1);
         }
         result
     }
 
-    fn send_urgent_byte(&self, byte: u8, deadline: &Deadline) -> io::Result<()> {
+    pub(super) fn send_urgent_byte(&self, byte: u8, deadline: &Deadline) -> io::Result<()> {
         let mut tx = self.tx();
         let mut announced = false;
         loop {
-            self.refresh_tx(&mut tx);
-            self.may_write(&tx)?;
+            tx.refresh(&self.shared);
+            tx.may_write(&self.shared)?;
             let is_on_ring = tx.half.path() == SendPath::Ring;
-            match self.transmit_urgent(&mut tx, byte)? {
+            match tx.transmit_urgent(&self.shared, byte)? {
                 Some(true) => return Ok(()),
                 Some(false) => continue,
                 None => {}
             }
-            if self.hold(&mut tx, &[IoSlice::new(&[byte])], 0, true) > 0 {
+            if tx.enqueue(&self.shared, &[IoSlice::new(&[byte])], 0, true) > 0 {
                 return Ok(());
             }
             if is_on_ring && !announced {
@@ -219,12 +140,12 @@ impl Conn {
                 announced = true;
                 tx.half.sender.announce_urgent();
                 if tx.half.sender.publish_due() {
-                    self.publish(&mut tx);
+                    tx.publish(&self.shared);
                 }
             }
             let before = tx.half.seen();
             drop(tx);
-            let waited = match self.options.is_nonblocking() {
+            let waited = match self.shared.options.is_nonblocking() {
                 true => Err(io::ErrorKind::WouldBlock.into()),
                 false if is_on_ring => self.await_room(deadline, true, before, || false),
                 false => self.await_turn_on_tcp(deadline, |tx| {
@@ -242,250 +163,178 @@ impl Conn {
         }
     }
 
-    /// Sends an urgent byte. `None`: there is no room; `false`: the attempt has changed the path.
-    fn transmit_urgent(&self, tx: &mut Tx, byte: u8) -> io::Result<Option<bool>> {
-        if tx.half.path() == SendPath::Ring {
-            if tx.half.sender.space() == 0 {
-                return Ok(None);
-            }
-            let [span, _] = tx.half.sender.spans(1);
-            tx.half.sender.advance_urgent(1);
-            tx.half.count(1);
-            return self.deliver(tx, &[(span.offset, &[byte])]).map(Some);
-        }
-        self.flush_held(tx);
-        if tx.queue.is_empty() && self.put_urgent_on_tcp(tx, byte) {
-            return Ok(Some(true));
-        }
-        self.may_write(tx)?;
-        Ok(None)
-    }
-
     /// Waits until a record may be sent, or this end writes no more.
-    fn await_turn_on_tcp(
+    pub(super) fn await_turn_on_tcp(
         &self,
         deadline: &Deadline,
         may_send: impl Fn(&Tx) -> bool,
     ) -> io::Result<()> {
-        self.wait_as(deadline, true, || {
-            let ends = self.end.is_write_shut() || !self.end.has_left_ring();
+        self.shared.wait_as(deadline, true, || {
+            let ends = self.shared.end.is_write_shut() || !self.shared.end.has_left_ring();
             ends || may_send(&self.tx())
         })
     }
 
     /// Unread bytes in the peer's ring, with bytes queued here (SIOCOUTQ).
     pub(crate) fn unread_by_peer(&self) -> usize {
-        self.reactor.poll();
+        self.shared.reactor.poll();
         let mut tx = self.tx();
-        self.refresh_tx(&mut tx);
+        tx.refresh(&self.shared);
         let on_tcp = tx.records.out.len();
         tx.half.sender.in_flight() as usize + tx.queue.len() + on_tcp
     }
 
-    /// The program's read position, announced with every word.
-    fn consumed(&self) -> Cursor {
-        ConsumerWord::from_u64(self.cursors.consumed()).cursor
-    }
-
-    /// The control words to send now.
-    pub(super) fn out_words(&self, tx: &Tx) -> [u64; 2] {
-        tx.half.words(self.consumed(), tx.half.sender.flags(), tx.half.close.flags())
-    }
-
-    /// Delivers bytes and control words to the peer, with a signal. `false`: the ring was left, and the
-    /// bytes were not sent.
-    pub(super) fn deliver(&self, tx: &mut Tx, pieces: &[(u32, &[u8])]) -> io::Result<bool> {
-        if !tx.half.close.may_publish() {
-            return Ok(true);
+    /// Puts bytes written earlier by the program into the ring, and the rest into the queue.
+    pub(crate) fn send_queue(&self, bytes: ByteQueue) {
+        if capture::is_on() {
+            let pieces: Vec<_> = bytes.pieces().map(IoSlice::new).collect();
+            self.shared.capture_sent(&pieces, bytes.len());
         }
-        let sent = match tx.half.sender.flags_ahead() {
-            None => {
-                let words = self.out_words(tx);
-                tx.carrier.deliver(pieces, words, true).map(|()| words)
-            }
-            Some(flags) => self.deliver_flags_ahead(tx, pieces, flags),
+        let mut tx = self.tx();
+        tx.refresh(&self.shared);
+        tx.queue.bytes.append_queue(bytes);
+        tx.flush_queue(&self.shared);
+        tx.note_full();
+        tx.begin_queueing(&self.shared);
+    }
+
+    /// Bytes of the queue.
+    pub(crate) fn queued(&self) -> usize {
+        self.shared.reactor.poll();
+        let mut tx = self.tx();
+        tx.refresh(&self.shared);
+        tx.queue.len()
+    }
+
+    /// Bounds the bytes written before the peer reads, as SO_SNDBUF does: `bytes` is the option's value
+    /// on a socket, twice the value set by the program.
+    pub(crate) fn set_send_buffer(&self, bytes: usize) {
+        let mut tx = self.tx();
+        let unread = UNREAD.min(tx.half.sender.ring().len() as usize);
+        let all = bytes.saturating_add(unread);
+        tx.half.sender.limit_to(u32::try_from(all).unwrap_or(u32::MAX));
+        tx.queue.limit = all.saturating_sub(tx.half.sender.usable() as usize);
+    }
+
+    /// Bounds the queued bytes, as TCP_NOTSENT_LOWAT does; 0: by SO_SNDBUF only.
+    pub(crate) fn set_unsent_limit(&self, bytes: usize) {
+        self.tx().queue.unsent_limit = if bytes == 0 { usize::MAX } else { bytes };
+        // There may be room now.
+        self.check_blocked_writer();
+    }
+
+    /// Sends waiting bytes, as far as possible now.
+    pub(super) fn send_queued(&self) {
+        if self.shared.has_queued() {
+            let mut tx = self.tx();
+            tx.refresh(&self.shared);
+            tx.await_reader(&self.shared);
+        }
+    }
+
+    /// Waits until a write without room at the peer's word `seen` may continue: the peer has read, or
+    /// the queue takes the write.
+    ///
+    /// # Errors
+    /// See [`Shared::wait_as`].
+    pub(super) fn await_room(
+        &self,
+        deadline: &Deadline,
+        on_word: bool,
+        seen: u64,
+        mut or: impl FnMut() -> bool,
+    ) -> io::Result<()> {
+        let write_shut = || self.shared.end.is_write_shut();
+        if self.shared.end.has_left_ring() {
+            return self.shared.wait_as(deadline, on_word, || {
+                let on_tcp = self.shared.end.has_left_ring();
+                write_shut() || or() || !on_tcp || self.tx().has_room_on_tcp()
+            });
+        }
+        let look = self.shared.look();
+        let left = || self.shared.end.has_left_ring() || look.is_over();
+        let changed = || look.words()[1] != seen || write_shut() || left() || or();
+        let queues_at = self.tx().queues_at();
+        let ends_before = |at: Instant| deadline.left().is_some_and(|(now, left)| now + left < at);
+        match queues_at.filter(|at| !ends_before(*at)) {
+            Some(at) => match self.shared.wait_as(&Deadline::from(Some(at)), on_word, changed) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(()),
+                waited => waited,
+            },
+            None => self.shared.wait_as(deadline, on_word, changed),
+        }
+    }
+
+    /// Bytes taken by a write now, in the ring or in the queue. More, if the connection has left its
+    /// ring.
+    pub(crate) fn room(&self) -> usize {
+        let mut tx = self.tx();
+        if tx.half.path() != SendPath::Ring {
+            return usize::MAX;
+        }
+        tx.refresh(&self.shared);
+        let queue = &tx.queue;
+        let in_queue = match tx.may_queue() {
+            true => queue.limit.min(queue.unsent_limit).saturating_sub(queue.len()),
+            false => 0,
         };
-        match sent {
-            Ok(words) => {
-                self.sent(tx, words);
-                Ok(true)
+        let in_ring = if queue.has_unsent() { 0 } else { tx.half.sender.space() as usize };
+        in_ring.saturating_add(in_queue)
+    }
+
+    /// After a non-waiting call without room: checks for a moment for reads of the peer. `true`:
+    /// another try may find room, in the ring or in the queue.
+    pub(crate) fn look_for_room(&self) -> bool {
+        let seen = {
+            let tx = self.tx();
+            if tx.half.path() != SendPath::Ring {
+                return tx.has_room_on_tcp();
             }
-            Err(error) => self.undeliverable(tx, pieces, error),
-        }
-    }
-
-    /// Delivers flags to be seen by the peer before the cursor moves: urgent data, which is rare.
-    #[cold]
-    fn deliver_flags_ahead(
-        &self,
-        tx: &Tx,
-        pieces: &[(u32, &[u8])],
-        flags: ProducerFlags,
-    ) -> Result<[u64; 2], DeliverError> {
-        let ahead = tx.half.words_ahead(self.consumed(), flags);
-        tx.carrier.deliver(&[], ahead, false)?;
-        let words = self.out_words(tx);
-        // Bytes and their words in one delivery: the carrier has copies of any bytes possibly lost.
-        tx.carrier.deliver(pieces, words, true)?;
-        Ok(words)
-    }
-
-    pub(super) fn sent(&self, tx: &mut Tx, [producer, consumer]: [u64; 2]) {
-        tx.half.on_published(producer);
-        let cursor = ConsumerWord::from_u64(consumer).cursor;
-        self.cursors.note_announced(cursor);
-        if times_are_stored() {
-            tx.last_move.note(tx.half.total());
-        }
-    }
-
-    /// Sends the control words alone, if anything may still be sent.
-    pub(super) fn publish(&self, tx: &mut Tx) {
-        // A failure shows in the connection's state.
-        let _ = self.deliver(tx, &[]);
-    }
-
-    /// Sends the last control words, with state flags forbidding any others.
-    pub(super) fn publish_last(&self, tx: &mut Tx) {
-        let words = self.out_words(tx);
-        // Before the words: the peer may offer its buffer again as soon as it sees them.
-        tx.carrier.release();
-        match tx.carrier.deliver(&[], words, true) {
-            Ok(()) => self.sent(tx, words),
-            Err(_) if tx.half.has_left() || self.leave(tx) => self.tell_by_tcp(tx),
-            // The peer must not take the FIN of a process exiting now for an end of data.
-            Err(_) => self.reset_tcp(tx),
-        }
-    }
-
-    /// A delivery has failed on a connection able to outlive its carrier. Bytes not in the ring were
-    /// not sent: the caller sends them again, over TCP.
-    #[cold]
-    fn deliver_no_more(
-        &self,
-        tx: &mut Tx,
-        pieces: &[(u32, &[u8])],
-        error: &DeliverError,
-    ) -> io::Result<bool> {
-        // Any other error comes after the stores, or instead of a move.
-        let stored = !matches!(error, DeliverError::Failed | DeliverError::Range { .. })
-            && !self.carrier().keeps_copies();
-        let bytes = pieces.iter().map(|(_, bytes)| bytes.len() as u64).sum::<u64>();
-        match stored {
-            true => tx.queue.note_sent(bytes),
-            false => tx.half.uncount(bytes),
-        }
-        if tx.half.has_left() {
-            let words = self.out_words(tx);
-            self.sent(tx, words);
-            self.tell_by_tcp(tx);
-        } else if self.carrier().may_hear_of_peer() {
-            self.hold_writes(tx);
-            self.carrier().fail();
-        } else {
-            self.lost_locked(tx);
-        }
-        self.check().map(|()| stored)
-    }
-
-    #[cold]
-    fn undeliverable(
-        &self,
-        tx: &mut Tx,
-        pieces: &[(u32, &[u8])],
-        error: DeliverError,
-    ) -> io::Result<bool> {
-        if self.may_outlive() {
-            return self.deliver_no_more(tx, pieces, &error);
-        }
-        tracing::debug!(peer = %self.carrier(), %error, "the peer's buffer is gone");
-        if self.carrier().may_hear_of_peer() {
-            // The bytes count as written, like bytes sent by TCP to a peer just ended.
-            self.carrier().fail();
-            return Ok(true);
-        }
-        self.lost_locked(tx);
-        self.check().map(|()| true)
-    }
-}
-
-/// The pieces of a delivery, on the stack.
-struct Pieces<'a> {
-    list: [(u32, &'a [u8]); PIECES_PER_DELIVERY],
-    n: usize,
-}
-
-impl<'a> Pieces<'a> {
-    fn new() -> Self {
-        Pieces { list: [(0, &[]); PIECES_PER_DELIVERY], n: 0 }
-    }
-
-    fn as_slice(&self) -> &[(u32, &'a [u8])] {
-        self.list.get(..self.n).unwrap_or_default()
-    }
-
-    /// Adds the slices' bytes from `skip` on, placed in the spans. Returns the number of bytes added.
-    fn gather(&mut self, bufs: &'a [IoSlice<'_>], mut skip: usize, spans: [Span; 2]) -> u32 {
-        let mut spans = spans.into_iter();
-        let mut span = spans.next().unwrap_or_default();
-        let mut taken = 0u32;
-        for buf in bufs {
-            if skip >= buf.len() {
-                skip -= buf.len();
-                continue;
+            match tx.full() {
+                Some(_) if !tx.queue.has_room() => return false,
+                Some(_) if !tx.has_stalled() => tx.half.seen(),
+                _ => return true,
             }
-            let (_, mut bytes) = buf.split_at(skip);
-            skip = 0;
-            while !bytes.is_empty() {
-                if span.len == 0 {
-                    match spans.next() {
-                        Some(next) if next.len > 0 => span = next,
-                        _ => return taken,
-                    }
-                }
-                let n = bytes.len().min(span.len as usize);
-                let (now, later) = bytes.split_at(n);
-                let Some(piece) = self.list.get_mut(self.n) else { return taken };
-                *piece = (span.offset, now);
-                self.n += 1;
-                taken += n as u32;
-                span = Span { offset: span.offset + n as u32, len: span.len - n as u32 };
-                bytes = later;
+        };
+        let (begun, carrier) = (Instant::now(), self.shared.carrier());
+        while begun.elapsed() < LOOK {
+            self.shared.reactor.poll();
+            if carrier.words()[1] != seen || self.shared.has_failed() {
+                return true;
             }
+            std::thread::yield_now();
         }
-        taken
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn laid_out<'a>(
-        bufs: &'a [IoSlice<'_>],
-        skip: usize,
-        spans: [(u32, u32); 2],
-    ) -> (u32, Vec<(u32, &'a [u8])>) {
-        let mut pieces = Pieces::new();
-        let spans = spans.map(|(offset, len)| Span { offset, len });
-        let taken = pieces.gather(bufs, skip, spans);
-        (taken, pieces.as_slice().to_vec())
+        let mut tx = self.tx();
+        let read = tx.half.sender.consumed();
+        if let Some(full) = tx.queue.full.as_mut().filter(|full| full.read == read) {
+            full.stalled = true;
+        }
+        true
     }
 
-    #[test]
-    fn slices_are_laid_end_to_end_and_split_at_the_end_of_the_ring() {
-        let bufs = [IoSlice::new(b"abc"), IoSlice::new(b""), IoSlice::new(b"defgh")];
-        let (taken, pieces) = laid_out(&bufs, 1, [(90, 4), (32, 3)]);
-        assert_eq!(taken, 7);
-        assert_eq!(pieces, [(90, &b"bc"[..]), (92, &b"de"[..]), (32, &b"fgh"[..])]);
+    /// Informs a non-waiting writer of new room, after a report of no room.
+    pub(super) fn check_blocked_writer(&self) {
+        if !self.shared.waiting.is_write_blocked() {
+            return;
+        }
+        if self.ready().writable {
+            self.shared.waiting.set_write_blocked(false);
+            self.shared.wake_all();
+        }
     }
 
-    #[test]
-    fn no_more_is_taken_than_there_is_room_or_pieces_for() {
-        let bufs = [IoSlice::new(b"abcdef")];
-        assert_eq!(laid_out(&bufs, 0, [(32, 2), (0, 0)]), (2, vec![(32, &b"ab"[..])]));
-        let many: Vec<_> = (0..20).map(|_| IoSlice::new(b"x")).collect();
-        let (taken, pieces) = laid_out(&many, 0, [(32, 20), (0, 0)]);
-        assert_eq!((taken as usize, pieces.len()), (PIECES_PER_DELIVERY, PIECES_PER_DELIVERY));
+    /// Has the background thread check again whether the peer has stalled. Nothing to do if stalled
+    /// with a queue too full to show room: a read of the peer makes room.
+    pub(super) fn await_stall(&self) {
+        if self.shared.end.has_left_ring() {
+            return;
+        }
+        let mut tx = self.tx();
+        tx.note_full();
+        let waits = tx.queue.has_room() && (!tx.has_stalled() || tx.shows_room_in_queue());
+        drop(tx);
+        if waits {
+            self.shared.schedule_update();
+        }
     }
 }

@@ -7,16 +7,16 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
-use super::Conn;
+use rustix::event::epoll;
+use rustix::net::{self, sockopt};
+
+use crate::reactor::ConnectionHandler;
 use crate::reactor::tcp_watch::{self, TcpWatch};
 use crate::reactor::wait::Waiter;
 use ism_sys::{HeldTcp, OnceBox, is_free, lock, out_of_the_way};
-use rustix::event::epoll;
-use rustix::net::{self, sockopt};
-use smc_core::stream::SendPath;
 
 /// The TCP connection of one SMC connection.
-pub(super) struct HandshakeTcp {
+pub(super) struct HandshakeTcp<C: ConnectionHandler> {
     /// Lent as long as the caller of [`HandshakeTcp::lend`] keeps its descriptor open.
     stream: Mutex<Option<HeldTcp>>,
     /// Local and peer address, kept when the TCP connection ends before the application does.
@@ -24,7 +24,7 @@ pub(super) struct HandshakeTcp {
     /// No call will ask for the addresses any more.
     addresses_discarded: AtomicBool,
     /// The set for the stream, and its name there, if the connection may outlive its carrier.
-    watch: OnceBox<(Arc<TcpWatch<Conn>>, u64)>,
+    watch: OnceBox<(Arc<TcpWatch<C>>, u64)>,
     /// The events reported by the set, in bits of epoll; 0: the stream is not in the set yet. Changes under
     /// the lock of the stream.
     events: AtomicU32,
@@ -59,8 +59,8 @@ impl TcpReader {
     }
 }
 
-impl HandshakeTcp {
-    pub(super) fn new(stream: TcpStream) -> HandshakeTcp {
+impl<C: ConnectionHandler> HandshakeTcp<C> {
+    pub(super) fn new(stream: TcpStream) -> HandshakeTcp<C> {
         HandshakeTcp {
             stream: Mutex::new(Some(OwnedFd::from(stream).into())),
             addresses: OnceBox::new(),
@@ -124,7 +124,7 @@ impl HandshakeTcp {
     }
 
     /// Enters the connection in the set that is to watch the stream.
-    pub(super) fn enter(&self, set: Arc<TcpWatch<Conn>>, conn: Weak<Conn>) {
+    pub(super) fn enter(&self, set: Arc<TcpWatch<C>>, conn: Weak<C>) {
         let name = set.enter(conn);
         let _ = self.watch.set((set, name));
     }
@@ -298,37 +298,7 @@ impl HandshakeTcp {
     }
 }
 
-impl Conn {
-    /// See [`HandshakeTcp::lend`].
-    pub(crate) fn lend_tcp(&self, fd: RawFd) {
-        self.tcp.lend(fd);
-    }
-
-    /// The number of the TCP socket, if lent.
-    pub(crate) fn lent_number(&self) -> Option<RawFd> {
-        self.tcp.lent_number()
-    }
-
-    /// See [`HandshakeTcp::own`].
-    pub(crate) fn own_tcp(&self, copy: Option<OwnedFd>) {
-        self.tcp.own(copy);
-    }
-
-    /// Whether a close of the connection may need its TCP socket: for bytes not received by the peer, for
-    /// records, or for a reset. If not, the end of TCP may come together with the close.
-    pub(crate) fn close_needs_tcp(&self) -> bool {
-        self.reactor.poll();
-        let mut rx = self.rx();
-        // A failure has ended the connection already.
-        let _ = self.refresh_rx(&mut rx);
-        let is_unread = rx.half.receiver.available() > 0 || rx.kept.is_some();
-        let tx = self.tx();
-        let leaves = tx.half.path() != SendPath::Ring || self.end.reads_tcp();
-        is_unread || leaves || !self.arrives_without_tcp(&tx) || self.has_failed()
-    }
-}
-
-impl Drop for HandshakeTcp {
+impl<C: ConnectionHandler> Drop for HandshakeTcp<C> {
     fn drop(&mut self) {
         if let Some((set, name)) = self.watch.get() {
             set.remove(*name);

@@ -7,16 +7,23 @@
 
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use arc_swap::Guard;
+use smc_core::wire::cdc::{ConsumerWord, ProducerFlags};
+
+use super::carrier::Carrier;
+use super::end_word::EndWord;
+use super::parts::{Conn, Shared};
+use super::send_queue::QUEUEING;
+use crate::reactor::Limit;
+use crate::reactor::wait::{Deadline, RECHECK_INTERVAL, Waiter, clear_interrupted};
 use ism_sys::WordWait;
 use virtio_ism_abi::signal::{Line, MAX_FUTEX_SLEEPERS, Sleepers, sleeper_word};
 
-use super::end_word::EndWord;
-use super::{Carrier, Conn};
-use crate::reactor::Limit;
-use crate::reactor::wait::{Deadline, RECHECK_INTERVAL, Waiter, clear_interrupted};
+/// The most rounds of one call while the peer sends without end.
+pub(super) const MAX_ROUNDS: u32 = 32;
 
 /// The carrier checked by a thread without a lock during a wait.
 pub(super) struct Look<'a> {
@@ -39,7 +46,7 @@ impl Look<'_> {
     }
 }
 
-impl Conn {
+impl Shared {
     /// The state to check from now on.
     pub(super) fn look(&self) -> Look<'_> {
         // The count first, because a return raises it after the exchange of the carrier.
@@ -89,7 +96,7 @@ impl Conn {
         result
     }
 
-    /// Like [`Conn::wait_as`], for a reader. If the bytes come by TCP, the call returns at their
+    /// Like [`Shared::wait_as`], for a reader. If the bytes come by TCP, the call returns at their
     /// arrival, and the caller takes them.
     pub(super) fn await_bytes(
         &self,
@@ -117,12 +124,12 @@ impl Conn {
     }
 
     /// Adds a thread to be woken at every change.
-    pub(crate) fn add_sleeper(&self, waiter: &Arc<Waiter>) {
+    pub(super) fn add_sleeper(&self, waiter: &Arc<Waiter>) {
         self.waiting.add_sleeper(waiter);
     }
 
-    /// Undoes one [`Conn::add_sleeper`].
-    pub(crate) fn remove_sleeper(&self, waiter: &Arc<Waiter>) {
+    /// Undoes one [`Shared::add_sleeper`].
+    pub(super) fn remove_sleeper(&self, waiter: &Arc<Waiter>) {
         self.waiting.remove_sleeper(waiter, self.carrier().line());
     }
 
@@ -133,7 +140,7 @@ impl Conn {
 
     /// Sleeps until `done`. The waking thread has handled the event; this thread only checks the
     /// result.
-    fn sleep(
+    pub(super) fn sleep(
         &self,
         waiter: &Arc<Waiter>,
         deadline: &Deadline,
@@ -175,14 +182,21 @@ impl Conn {
     }
 
     /// The line with the word for a thread's sleep now.
-    fn futex_line<'a>(&self, carrier: &'a Carrier) -> Option<Line<'a>> {
+    pub(super) fn futex_line<'a>(&self, carrier: &'a Carrier) -> Option<Line<'a>> {
         let line = carrier.futex_line()?;
         let room = !self.waiting.exceeds(MAX_FUTEX_SLEEPERS);
         (room && self.waiting.word_state.is_allowed()).then_some(line)
     }
 
     /// Sleeps while the armed word has this value.
-    fn sleep_on_word(&self, waiter: &Waiter, count: u32, limit: Limit, line: Line<'_>, value: u32) {
+    pub(super) fn sleep_on_word(
+        &self,
+        waiter: &Waiter,
+        count: u32,
+        limit: Limit,
+        line: Line<'_>,
+        value: u32,
+    ) {
         if self.waiting.word_state.begin() {
             self.reactor.add_unwatched();
         }
@@ -190,46 +204,6 @@ impl Conn {
         let timeout = limit.map(|(_, left)| left);
         let slept = waiter.sleep_on_words(count, &[(line.armed, value)], timeout);
         self.waiting.word_state.note(slept, line.is_taken(Sleepers::FUTEX));
-    }
-
-    /// The counterpart of one connection's sleep on a word, for a thread waiting for several: until one
-    /// of the peers wakes the thread, or `timeout` is over. The caller has added `waiter` to the
-    /// sleepers of each connection, and checks every one afterwards. `false`: one of them has no such
-    /// word, and there was no sleep.
-    pub(crate) fn sleep_on_lines(
-        conns: &[&Arc<Conn>],
-        (waiter, count): (&Arc<Waiter>, u32),
-        timeout: Duration,
-        changed: impl FnOnce() -> bool,
-    ) -> bool {
-        if conns.len() > ism_sys::MAX_WORDS {
-            return false;
-        }
-        let carriers: Vec<_> = conns.iter().map(|conn| conn.carrier()).collect();
-        let each = || conns.iter().zip(&carriers);
-        let lines: Option<Vec<_>> =
-            each().map(|(conn, carrier)| conn.futex_line(carrier)).collect();
-        let Some(lines) = lines else { return false };
-        let mut words = Vec::with_capacity(lines.len());
-        for ((conn, carrier), line) in each().zip(&lines) {
-            match conn.arm_as(carrier, Sleepers::FUTEX, Some(waiter)) {
-                Some(value) => words.push((line.armed, value)),
-                None => return true,
-            }
-        }
-        if changed() {
-            return true;
-        }
-        for conn in conns.iter().filter(|conn| conn.waiting.word_state.begin()) {
-            conn.reactor.add_unwatched();
-        }
-        let slept = waiter.sleep_on_words(count, &words, Some(timeout));
-        for (at, (conn, line)) in conns.iter().zip(&lines).enumerate() {
-            let is_other = matches!(slept, WordWait::Woken(woken) if woken != at);
-            let slept = if is_other { WordWait::NotAsleep } else { slept };
-            conn.waiting.word_state.note(slept, line.is_taken(Sleepers::FUTEX));
-        }
-        true
     }
 
     /// Arms the signal line for a waiter woken through the device. `false`: a signal came before, so
@@ -240,7 +214,12 @@ impl Conn {
 
     /// Arms the signal line for `me`, a sleeper of this kind. Returns the armed word; `None`: a signal
     /// came before, so the caller checks again.
-    fn arm_as(&self, carrier: &Carrier, how: Sleepers, me: Option<&Arc<Waiter>>) -> Option<u32> {
+    pub(super) fn arm_as(
+        &self,
+        carrier: &Carrier,
+        how: Sleepers,
+        me: Option<&Arc<Waiter>>,
+    ) -> Option<u32> {
         // For guest memory the device reports every signal, armed or not.
         let Some(line) = carrier.line() else { return Some(0) };
         line.take();
@@ -266,7 +245,7 @@ impl Conn {
         Some(sleeper_word(before, how))
     }
 
-    fn wake_others(&self, but: Option<&Arc<Waiter>>) {
+    pub(super) fn wake_others(&self, but: Option<&Arc<Waiter>>) {
         let is_me = |other: &Arc<Waiter>| but.is_some_and(|me| Arc::ptr_eq(me, other));
         let others: Vec<_> =
             self.waiting.sleepers().iter().filter(|w| !is_me(w)).cloned().collect();
@@ -286,7 +265,7 @@ impl Conn {
     }
 
     /// Has the pollers of this connection check it.
-    fn wake_pollers(&self) {
+    pub(super) fn wake_pollers(&self) {
         // A wake-up takes no other lock.
         for poller in self.waiting.pollers().iter() {
             if let Some(waiter) = poller.queue() {
@@ -308,4 +287,121 @@ impl Conn {
             self.reactor.wake(waiter);
         }
     }
+
+    /// Has the reactor call the connection at each event, although no thread waits for it.
+    pub(super) fn watch_events(&self) {
+        self.waiting.add_waiter();
+        self.reactor.add_pollable();
+    }
+
+    /// Undoes one [`Shared::watch_events`].
+    pub(super) fn ignore_events(&self) {
+        self.reactor.remove_pollable();
+        self.remove_waiter();
+    }
+
+    /// Bytes of the ring left by the peer are still missing. The device's next event continues the
+    /// work.
+    pub(super) fn await_ring(&self) {
+        if !self.waiting.awaiting.swap(true, Ordering::SeqCst) {
+            self.watch_events();
+        }
+        // Without an armed line, arrivals are seen at the next recheck.
+        for _ in 0..MAX_ROUNDS {
+            if self.arm() {
+                return;
+            }
+        }
+    }
+
+    /// Undoes [`Shared::await_ring`].
+    pub(super) fn end_awaiting(&self) {
+        if self.waiting.awaiting.swap(false, Ordering::SeqCst) {
+            self.ignore_events();
+        }
+    }
+
+    /// Has the background thread send the consumer cursor, unless other words carry it soon. The
+    /// application may not call again, and the peer may be blocked meanwhile.
+    pub(super) fn schedule_update(&self) {
+        // A missed update is sent at the next tick, after a second at most.
+        if self.cursors.want_update() {
+            self.reactor.schedule_update(self.carrier().key());
+        }
+    }
+
+    /// Whether the peer asks for an update.
+    pub(super) fn is_asked(&self) -> bool {
+        let flags = ConsumerWord::from_u64(self.words()[1]).producer_flags;
+        !(flags - ProducerFlags::FAILOVER).is_empty()
+    }
+
+    /// Whether bytes wait to be sent.
+    pub(super) fn has_queued(&self) -> bool {
+        self.waiting.queueing.load(Ordering::SeqCst)
+    }
+
+    pub(super) fn end_queueing(&self) {
+        if self.waiting.queueing.swap(false, Ordering::SeqCst) {
+            let less = |holding: usize| holding.checked_sub(1);
+            let count = self.queueing_count();
+            let _ = count.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less);
+            self.ignore_events();
+        }
+    }
+
+    pub(super) fn queueing_count(&self) -> &'static AtomicUsize {
+        let [inheritable, others] = &QUEUEING;
+        if self.carrier().must_be_polled() { others } else { inheritable }
+    }
+
+    /// The line of a new ring, reported to the pollers like the last one's.
+    pub(super) fn watch_line(&self, carrier: &Carrier) {
+        let pollers = self.waiting.pollers();
+        if !pollers.is_empty()
+            && let Some(line) = carrier.line_in_slab()
+        {
+            line.set_in_slab(true);
+        }
+    }
+}
+
+/// The counterpart of one connection's sleep on a word, for a thread waiting for several: until one
+/// of the peers wakes the thread, or `timeout` is over. The caller has added `waiter` to the
+/// sleepers of each connection, and checks every one afterwards. `false`: one of them has no such
+/// word, and there was no sleep.
+pub(crate) fn sleep_on_lines(
+    conns: &[&Arc<Conn>],
+    (waiter, count): (&Arc<Waiter>, u32),
+    timeout: Duration,
+    changed: impl FnOnce() -> bool,
+) -> bool {
+    if conns.len() > ism_sys::MAX_WORDS {
+        return false;
+    }
+    let carriers: Vec<_> = conns.iter().map(|conn| conn.shared.carrier()).collect();
+    let each = || conns.iter().zip(&carriers);
+    let lines: Option<Vec<_>> =
+        each().map(|(conn, carrier)| conn.shared.futex_line(carrier)).collect();
+    let Some(lines) = lines else { return false };
+    let mut words = Vec::with_capacity(lines.len());
+    for ((conn, carrier), line) in each().zip(&lines) {
+        match conn.shared.arm_as(carrier, Sleepers::FUTEX, Some(waiter)) {
+            Some(value) => words.push((line.armed, value)),
+            None => return true,
+        }
+    }
+    if changed() {
+        return true;
+    }
+    for conn in conns.iter().filter(|conn| conn.shared.waiting.word_state.begin()) {
+        conn.shared.reactor.add_unwatched();
+    }
+    let slept = waiter.sleep_on_words(count, &words, Some(timeout));
+    for (at, (conn, line)) in conns.iter().zip(&lines).enumerate() {
+        let is_other = matches!(slept, WordWait::Woken(woken) if woken != at);
+        let slept = if is_other { WordWait::NotAsleep } else { slept };
+        conn.shared.waiting.word_state.note(slept, line.is_taken(Sleepers::FUTEX));
+    }
+    true
 }

@@ -34,7 +34,7 @@ pub(super) struct Waiting {
     rooms: AtomicU32,
     /// The send queue has bytes. Not under the lock of the send side, because the reactor asks at every
     /// event.
-    pub(super) holding: AtomicBool,
+    pub(super) queueing: AtomicBool,
     /// The peer has left the ring, with some of its bytes not here yet.
     pub(super) awaiting: AtomicBool,
     pub(super) spin: Spin,
@@ -52,7 +52,7 @@ impl Waiting {
             readiness: OnceBox::new(),
             write_blocked: AtomicBool::new(false),
             rooms: AtomicU32::new(0),
-            holding: AtomicBool::new(false),
+            queueing: AtomicBool::new(false),
             awaiting: AtomicBool::new(false),
             spin: Spin::of(spin),
         }

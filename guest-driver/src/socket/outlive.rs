@@ -179,7 +179,7 @@ impl Stack {
         let watch = self.tcp_watch.get();
         let all = watch.map(|watch| watch.connections()).unwrap_or_default();
         let mut coming = all.clone();
-        coming.retain(|conn| conn.may_come_back());
+        coming.retain(|conn| conn.may_return_to_ring());
         self.returns.any.store(!coming.is_empty(), Ordering::SeqCst);
         if coming.is_empty() {
             return;
@@ -195,7 +195,7 @@ impl Stack {
         }
         let mut links = false;
         for conn in coming {
-            links |= conn.come_back(&current.ring_params(&conn, self.buffer_len()));
+            links |= conn.return_to_ring(&current.ring_params(&conn, self.buffer_len()));
         }
         if links {
             std::thread::sleep(LINK_PAUSE);
@@ -218,7 +218,7 @@ impl Stack {
         for conn in all.iter().filter(|conn| conn.needs_turns()) {
             conn.on_tcp();
             // Without a device of this process, the connection declines.
-            conn.come_back(&stays);
+            conn.return_to_ring(&stays);
             any = true;
         }
         any

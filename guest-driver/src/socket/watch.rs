@@ -340,7 +340,7 @@ impl Watch {
         let conns: Vec<_> = streams.iter().filter_map(|stream| stream.conn()).collect();
         clear_interrupted();
         let (me, timeout) = ((&self.waiter, count), timeout.min(RECHECK_INTERVAL));
-        let slept = listening(|| Conn::sleep_on_lines(&conns, me, timeout, changed));
+        let slept = listening(|| conn::sleep_on_lines(&conns, me, timeout, changed));
         let woken = if was_interrupted() { Woken::Interrupted } else { Woken::Changed };
         slept.then_some(woken)
     }

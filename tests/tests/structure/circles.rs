@@ -13,7 +13,7 @@ const IN_CIRCLES: [(&str, usize); 13] = [
     ("backend", 2),
     ("backend/device", 2),
     ("backend/vfio-user", 2),
-    ("guest-driver", 22),
+    ("guest-driver", 14),
     ("guest-driver/conform", 2),
     ("guest-driver/ism", 4),
     ("guest-driver/preload", 19),
