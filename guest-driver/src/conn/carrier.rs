@@ -6,8 +6,7 @@
 
 use std::fmt;
 use std::io;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use smc_core::connection::{EYE_CATCHER_LEN, Ring, RingError, SMCD_CONTROL_LEN, Sender};
@@ -17,9 +16,10 @@ use smc_core::wire::cursor::Cursor;
 use smc_core::wire::record::Reason;
 use virtio_ism_abi::signal::Line;
 
-use crate::info::{ConnectionInfo, SmcdInfo};
+use crate::info::ConnectionInfo;
 use crate::reactor::Registration;
-use crate::smcd::{self, AttachSlot, OwnBuffer, Peer, PeerBuffer, SmcdConn};
+use crate::smcd::dmb_pair::DmbPair;
+use crate::smcd::{self, SmcdConn};
 use crate::smcr::{BufferError, SmcrConn, SmcrSendError};
 use virtio_ism::{CONSUMER_WORD, DeliverError, PRODUCER_WORD};
 
@@ -34,22 +34,6 @@ pub(crate) enum Carrier {
     D(DmbPair),
     /// SMC-R.
     R(SmcrConn),
-}
-
-/// A pair of DMBs.
-pub(crate) struct DmbPair {
-    theirs: Arc<PeerBuffer>,
-    /// This end writes the peer's buffer no more, so another connection may.
-    released: AtomicBool,
-    peer: Arc<Peer>,
-    info: SmcdInfo,
-    /// The agreed features of records on TCP, if the connection may continue without its device;
-    /// `None`: it may not, or there are no records.
-    agreed: Option<CarrierFeatures>,
-    // Dropped after `theirs`, which can be detached then.
-    _slot: AttachSlot,
-    // Dropped last: the buffer returns to its pool after its last user.
-    own: OwnBuffer,
 }
 
 impl Carrier {
@@ -454,26 +438,6 @@ fn copy_pieces(pieces: [(u32, u32); 2], copy: impl Fn(u32, &mut [u8]) -> bool) -
         into = later;
     }
     Some(bytes)
-}
-
-impl DmbPair {
-    fn new(link: SmcdConn) -> DmbPair {
-        let SmcdConn { fabric, peer, own, theirs, slot, established } = link;
-        let info = SmcdInfo {
-            chid: fabric.chid(),
-            local_gid: fabric.device().gid(),
-            peer_gid: peer.gid(),
-            eid: established.eid,
-            release: established.terms.release.code(),
-            first_contact: established.first_contact,
-            local_buffer: own.dmb().len(),
-            peer_buffer: theirs.dmb().len(),
-            window: theirs.dmb().is_window(),
-            peer_host: established.peer_host.and_then(|h| h.hostname.text().map(str::to_owned)),
-        };
-        let agreed = established.terms.carriers.map(|options| options.features());
-        DmbPair { agreed, theirs, released: AtomicBool::new(false), peer, info, _slot: slot, own }
-    }
 }
 
 /// The peer, for log lines.

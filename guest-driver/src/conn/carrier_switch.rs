@@ -17,7 +17,7 @@ use smc_core::wire::record::{MAX_DATA, Record};
 
 use super::end_word::Failure;
 use super::parts::{Shared, Tx};
-use super::send_queue::queues_are_held;
+use crate::byte_queue::send_queue::queues_are_held;
 use crate::info::{CarrierChanges, CurrentCarrier};
 
 /// The placeholder for a carrier without a valid ring, never used in fact.
@@ -144,7 +144,7 @@ impl Tx {
         reads_from
     }
 
-    pub(super) fn perform_switch(&mut self, shared: &Shared, action: Action) {
+    fn perform_switch(&mut self, shared: &Shared, action: Action) {
         match action {
             Action::StopRing => {
                 self.hold_writes(shared);
@@ -217,7 +217,7 @@ impl Tx {
     /// The stream of records is over. This is a reset, unless the peer had closed, or had ended its
     /// direction before a broken rule. After an RST behind the end of the peer's direction, writes fail, as
     /// on TCP.
-    pub(super) fn cut_by_switch(&mut self, shared: &Shared, violation: Violation) {
+    fn cut_by_switch(&mut self, shared: &Shared, violation: Violation) {
         self.refresh(shared);
         shared.end_awaiting();
         self.records.out.discard();

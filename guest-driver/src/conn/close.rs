@@ -98,7 +98,7 @@ impl Tx {
     }
 
     /// A connection that has ended before it had left its device holds the device no longer.
-    pub(super) fn note_end_of_leave(&self, shared: &Shared) {
+    fn note_end_of_leave(&self, shared: &Shared) {
         if shared.may_outlive() && !self.must_leave(shared) {
             shared.reactor.wake_background();
         }
@@ -128,7 +128,7 @@ impl Tx {
     /// application learns of the loss. A peer lost with its machine sends nothing.
     ///
     /// `None`: neither FIN nor RST has come yet.
-    pub(super) fn is_end_of_process(&mut self, shared: &Shared) -> Option<bool> {
+    fn is_end_of_process(&mut self, shared: &Shared) -> Option<bool> {
         let may_be = shared.carrier().peer_has_left() && self.half.sender.in_flight() == 0;
         if !may_be || !shared.tcp_has_ended()? {
             return Some(false);
@@ -196,7 +196,7 @@ impl Tx {
         self.note_unfinished(shared);
     }
 
-    pub(super) fn perform(&mut self, shared: &Shared, action: Actions) {
+    fn perform(&mut self, shared: &Shared, action: Actions) {
         match action {
             Actions::PURGE => {
                 self.discard_queue(shared);

@@ -23,14 +23,14 @@ use super::options::{Options, Silence};
 use super::parts::{Common, Conn, Rx, Shared, Tx};
 use super::records::Records;
 use super::ring_return::RingReturn;
-use super::send_queue::SendQueue;
-use super::tcp::HandshakeTcp;
 use super::waiting::Waiting;
+use crate::byte_queue::send_queue::SendQueue;
 use crate::info::{ConnectionInfo, ConnectionSnapshot, Cursors};
 use crate::reactor::poll_queue::PollEntry;
 use crate::reactor::readiness_fd::{ReadinessFd, Ready};
 use crate::reactor::tcp_watch::TcpWatch;
 use crate::reactor::wait::{Waiter, clear_interrupted, was_interrupted};
+use crate::reactor::watched_tcp::WatchedTcp;
 use crate::reactor::{ConnectionHandler, Reactor};
 use ism_sys::interrupt::listening;
 use ism_sys::{is_free, lock};
@@ -80,7 +80,7 @@ impl Conn {
             end: EndWord::new(),
             waiting: Waiting::new(carrier.words(), &common.spin),
             options: Options::new(common.close_timeout),
-            tcp: HandshakeTcp::new(tcp),
+            tcp: WatchedTcp::new(tcp),
             reactor: reactor.clone(),
             carrier: ArcSwap::new(carrier),
         };
@@ -302,7 +302,7 @@ impl Conn {
         self.moved.add([sent, received]);
     }
 
-    /// See [`HandshakeTcp::lend`].
+    /// See [`WatchedTcp::lend`].
     pub(crate) fn lend_tcp(&self, fd: RawFd) {
         self.shared.tcp.lend(fd);
     }
@@ -312,7 +312,7 @@ impl Conn {
         self.shared.tcp.lent_number()
     }
 
-    /// See [`HandshakeTcp::own`].
+    /// See [`WatchedTcp::own`].
     pub(crate) fn own_tcp(&self, copy: Option<OwnedFd>) {
         self.shared.tcp.own(copy);
     }
@@ -341,7 +341,7 @@ impl Conn {
         ready
     }
 
-    pub(super) fn ready_locked(&self, rx: &mut Rx) -> Ready {
+    fn ready_locked(&self, rx: &mut Rx) -> Ready {
         let ended = self.refresh_rx(rx).unwrap_or(true);
         let mut tx = self.tx();
         tx.refresh(&self.shared);
@@ -430,7 +430,7 @@ impl Conn {
         }
     }
 
-    pub(super) fn sync_readiness_locked(&self, rx: &mut Rx) {
+    fn sync_readiness_locked(&self, rx: &mut Rx) {
         let Some(readiness) = self.shared.waiting.readiness.get() else { return };
         // A limit, because a peer may signal without end.
         for _ in 0..64 {

@@ -150,7 +150,7 @@ impl Tx {
 
     /// Delivers flags to be seen by the peer before the cursor moves: urgent data, which is rare.
     #[cold]
-    pub(super) fn deliver_flags_ahead(
+    fn deliver_flags_ahead(
         &self,
         shared: &Shared,
         pieces: &[(u32, &[u8])],
@@ -195,7 +195,7 @@ impl Tx {
     /// A delivery has failed on a connection able to outlive its carrier. Bytes not in the ring were
     /// not sent: the caller sends them again, over TCP.
     #[cold]
-    pub(super) fn deliver_no_more(
+    fn deliver_no_more(
         &mut self,
         shared: &Shared,
         pieces: &[(u32, &[u8])],
@@ -223,7 +223,7 @@ impl Tx {
     }
 
     #[cold]
-    pub(super) fn undeliverable(
+    fn undeliverable(
         &mut self,
         shared: &Shared,
         pieces: &[(u32, &[u8])],
@@ -280,17 +280,12 @@ impl<'a> Pieces<'a> {
         Pieces { list: [(0, &[]); PIECES_PER_DELIVERY], n: 0 }
     }
 
-    pub(super) fn as_slice(&self) -> &[(u32, &'a [u8])] {
+    fn as_slice(&self) -> &[(u32, &'a [u8])] {
         self.list.get(..self.n).unwrap_or_default()
     }
 
     /// Adds the slices' bytes from `skip` on, placed in the spans. Returns the number of bytes added.
-    pub(super) fn gather(
-        &mut self,
-        bufs: &'a [IoSlice<'_>],
-        mut skip: usize,
-        spans: [Span; 2],
-    ) -> u32 {
+    fn gather(&mut self, bufs: &'a [IoSlice<'_>], mut skip: usize, spans: [Span; 2]) -> u32 {
         let mut spans = spans.into_iter();
         let mut span = spans.next().unwrap_or_default();
         let mut taken = 0u32;

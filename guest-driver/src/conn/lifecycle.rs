@@ -87,7 +87,7 @@ impl Conn {
     }
 
     /// The program ends its direction.
-    pub(super) fn end_direction(&self, event: Event) {
+    fn end_direction(&self, event: Event) {
         let mut tx = self.tx();
         tx.begin_end(&self.shared);
         tx.step(&self.shared, event);

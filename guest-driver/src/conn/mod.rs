@@ -33,10 +33,10 @@
 //!
 //! A connection (`parts`) has three parts:
 //!
-//! - `Shared` has no lock: atomics such as the consumer cursor, part of every control word, and the end
-//!   of the connection; its waiters, its carrier, and its TCP connection.
+//! - `Shared` has no lock of a side: atomics such as the consumer cursor, part of every control word,
+//!   and the end of the connection; its waiters, its carrier, and its TCP connection.
 //! - `Tx`, the send side, has a lock. Only a thread with this lock sends to the peer. The methods take
-//!   `&Shared`, so none of them can take a lock of the connection again.
+//!   `&Shared`, so none of them can take the lock of a side again.
 //! - `Rx`, the receive side, has a lock of its own, so one thread can write while another reads. Lock
 //!   order: receive side, then send side. A thread takes records under both.
 //!
@@ -67,17 +67,16 @@ mod reset_at_end;
 mod return_steps;
 mod ring_return;
 mod send;
-mod send_queue;
 mod shared;
-mod tcp;
 mod tcp_io;
-mod unread_bytes;
 mod wait;
 mod waiting;
 
+pub(crate) use crate::byte_queue::send_queue::{
+    forget_unsent_bytes, has_unsent_bytes, hold_queues,
+};
 pub(crate) use carrier::Carrier;
 pub(crate) use local_end::LocalEnd;
 pub(crate) use parts::{Common, Conn};
 pub(crate) use ring_return::PeerDevice;
-pub(crate) use send_queue::{forget_unsent_bytes, has_unsent_bytes, hold_queues};
 pub(crate) use wait::sleep_on_lines;

@@ -15,12 +15,12 @@ use super::moved::MovedBytes;
 use super::options::Options;
 use super::records::Records;
 use super::ring_return::RingReturn;
-use super::send_queue::SendQueue;
-use super::tcp::HandshakeTcp;
-use super::unread_bytes::UnreadBytes;
 use super::waiting::Waiting;
+use crate::byte_queue::send_queue::SendQueue;
+use crate::byte_queue::unread_bytes::UnreadBytes;
 use crate::reactor::Reactor;
 use crate::reactor::spin::Spin;
+use crate::reactor::watched_tcp::WatchedTcp;
 
 /// The send side.
 pub(super) struct Tx {
@@ -61,13 +61,13 @@ pub(crate) struct Common {
     pub(crate) close_timeout: Duration,
 }
 
-/// The parts of a connection used by threads without a lock.
+/// The part of a connection used by threads without the lock of a side.
 pub(super) struct Shared {
     pub(super) cursors: ConsumerCursors,
     pub(super) end: EndWord,
     pub(super) waiting: Waiting,
     pub(super) options: Options,
-    pub(super) tcp: HandshakeTcp<Conn>,
+    pub(super) tcp: WatchedTcp<Conn>,
     pub(super) reactor: Arc<Reactor<Conn>>,
     /// The carrier of both directions. Exchanged under both locks, so a thread with one of them uses
     /// the copy there.

@@ -9,7 +9,7 @@ use smc_core::connection::{Event, Sender};
 use smc_core::stream::{CHUNK, SendPath};
 
 use super::parts::{Shared, Tx};
-use super::send_queue::{FullRing, MAX_TURNS, STALL, SendQueue, queues_are_held};
+use crate::byte_queue::send_queue::{FullRing, MAX_TURNS, STALL, SendQueue, queues_are_held};
 use crate::byte_queue::{BytePiece, ByteQueue};
 
 impl Tx {
@@ -52,19 +52,19 @@ impl Tx {
 
     /// Whether the queue takes a write between two carriers, before the peer's record about its bytes. TCP
     /// would have room.
-    pub(super) fn may_queue_between_carriers(&self) -> bool {
+    fn may_queue_between_carriers(&self) -> bool {
         self.awaits_record() && !self.half.records.broken && self.queue.has_room()
     }
 
     /// Whether poll shows room after the end of the ring.
-    pub(super) fn shows_room_on_tcp(&self) -> bool {
+    fn shows_room_on_tcp(&self) -> bool {
         let in_queue = self.queue.len() <= self.queue.limit / 3 * 2;
         self.has_room_on_tcp() || in_queue && self.may_queue_between_carriers()
     }
 
     /// Sets the second flag of [`UNSENT`]. Not behind an urgent byte: AF_SMC would take each control
     /// word for a new urgent byte.
-    pub(super) fn tell_unsent(&mut self) {
+    fn tell_unsent(&mut self) {
         if !self.half.sender.urgent_unread() {
             self.half.sender.request_update();
         }
@@ -201,7 +201,7 @@ impl Tx {
         }
     }
 
-    pub(super) fn send_next(&mut self, shared: &Shared, held: &ByteQueue) -> io::Result<u32> {
+    fn send_next(&mut self, shared: &Shared, held: &ByteQueue) -> io::Result<u32> {
         match (self.half.path(), held.next()) {
             (_, BytePiece::None) => Ok(0),
             (SendPath::Leaving(_) | SendPath::Tcp, BytePiece::Ordinary(bytes)) => {

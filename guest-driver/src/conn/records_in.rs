@@ -135,7 +135,7 @@ impl Tx {
     }
 
     /// Stores bytes of a DATA record into the own ring, as far as there is room.
-    pub(super) fn store_body(&mut self, shared: &Shared) -> RecordStep {
+    fn store_body(&mut self, shared: &Shared) -> RecordStep {
         let ring = shared.own_ring();
         if self.records.input.is_empty() {
             return self.fill(shared);
@@ -154,7 +154,7 @@ impl Tx {
     }
 
     /// Takes bytes of a CLC message, and informs the machine after the last byte.
-    pub(super) fn take_message(&mut self, shared: &Shared) -> RecordStep {
+    fn take_message(&mut self, shared: &Shared) -> RecordStep {
         if self.records.input.is_empty() {
             return self.fill(shared);
         }
@@ -205,7 +205,7 @@ impl Tx {
     }
 
     /// TCP was reset.
-    pub(super) fn note_reset(&mut self, shared: &Shared) {
+    fn note_reset(&mut self, shared: &Shared) {
         let is_on_ring = self.half.carrier().is_on_ring();
         if is_on_ring {
             self.refresh(shared);
@@ -217,7 +217,7 @@ impl Tx {
     }
 
     /// Looks for an RST behind the peer's FIN: TCP then has an error, and reads return the end of data.
-    pub(super) fn look_for_reset(&mut self, shared: &Shared) {
+    fn look_for_reset(&mut self, shared: &Shared) {
         let is_reset = shared.tcp.stream().as_ref().is_some_and(has_error);
         if is_reset && shared.end.failure().is_none() {
             self.note_reset(shared);

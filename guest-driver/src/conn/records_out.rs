@@ -13,7 +13,7 @@ use smc_core::wire::cdc::StateFlags;
 use smc_core::wire::record::{HEADER_LEN, MAX_DATA, Record};
 
 use super::parts::{Shared, Tx};
-use super::send_queue::queues_are_held;
+use crate::byte_queue::send_queue::queues_are_held;
 
 /// The most slices of one record, with its header.
 const SLICES: usize = 64;
@@ -145,7 +145,7 @@ impl Tx {
     /// TCP was reset, as found by a write. As on TCP, earlier arrivals can still be read before the
     /// reset. After a close by the program, there is no reader.
     #[cold]
-    pub(super) fn break_writes(&mut self, shared: &Shared) {
+    fn break_writes(&mut self, shared: &Shared) {
         let is_closed = self.half.own_flags().contains(StateFlags::CLOSED);
         self.records.out.discard();
         if is_closed {

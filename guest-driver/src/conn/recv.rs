@@ -15,9 +15,9 @@ use super::delivery::SentCounts;
 use super::end_word::Failure;
 use super::parts::{Conn, Rx};
 use super::records_in::RecordStep;
-use super::send_queue::queues_are_held;
-use super::unread_bytes::UnreadBytes;
 use super::wait::MAX_ROUNDS;
+use crate::byte_queue::send_queue::queues_are_held;
+use crate::byte_queue::unread_bytes::UnreadBytes;
 use crate::capture;
 use crate::info::MovedCounts;
 use crate::reactor::DelayedUpdate;
@@ -62,7 +62,7 @@ impl Conn {
         result
     }
 
-    pub(super) fn recv_some(
+    fn recv_some(
         &self,
         bufs: &mut [IoSliceMut<'_>],
         peek: bool,
@@ -166,7 +166,7 @@ impl Conn {
 
     /// Takes the present words and returns their state flags.
     #[inline(never)]
-    pub(super) fn take_words(&self, rx: &mut Rx) -> io::Result<StateFlags> {
+    fn take_words(&self, rx: &mut Rx) -> io::Result<StateFlags> {
         let (producer, consumer) = read_words(|| rx.carrier.words()[0], || rx.carrier.words()[1]);
         let arrival = match rx.half.take(producer, consumer) {
             Ok(arrival) => arrival,
@@ -232,7 +232,7 @@ impl Conn {
 
     /// Ends the connection: its buffer is gone with the device, and the last reads may be zeros.
     #[cold]
-    pub(super) fn memory_lost(&self) -> io::Error {
+    fn memory_lost(&self) -> io::Error {
         // Regardless of the peer's words: some of its bytes cannot be read.
         self.shared.end.fail(Failure::Reset);
         self.tx().on_loss(&self.shared);
@@ -240,7 +240,7 @@ impl Conn {
     }
 
     /// The application has taken the next `n` bytes.
-    pub(super) fn consume(&self, rx: &mut Rx, n: u32) -> io::Result<()> {
+    fn consume(&self, rx: &mut Rx, n: u32) -> io::Result<()> {
         rx.half.receiver.on_published(self.shared.cursors.announced());
         let decision = rx.half.receiver.consume(n);
         self.shared.cursors.note_consumed(rx.half.receiver.cursor());
@@ -361,7 +361,7 @@ impl Conn {
     /// Fewer bytes than room mean no more bytes, as on TCP: programs wait then, or check again only
     /// after new arrivals.
     #[cold]
-    pub(super) fn recv_unread(
+    fn recv_unread(
         &self,
         rx: &mut Rx,
         bufs: &mut [IoSliceMut<'_>],
@@ -412,7 +412,7 @@ impl Conn {
 
     /// Makes room in a ring for more bytes of TCP, because the awaited record is behind them. `false`:
     /// there is no room, and the program has to read.
-    pub(super) fn make_room(&self, rx: &mut Rx) -> bool {
+    fn make_room(&self, rx: &mut Rx) -> bool {
         if self.refresh_rx(rx).is_err() {
             return false;
         }
@@ -482,7 +482,7 @@ impl Conn {
     }
 
     /// The program has read bytes from TCP: input waiting for room has its turn.
-    pub(super) fn go_on_from_tcp(&self, rx: &mut Rx) {
+    fn go_on_from_tcp(&self, rx: &mut Rx) {
         let mut tx = self.tx();
         let awaits_room = !tx.records.input.is_empty();
         if !awaits_room {

@@ -15,7 +15,7 @@ use super::parts::{Rx, Shared, Tx};
 
 impl Tx {
     /// Whether the queue has bytes of which no record to the peer can say anything yet.
-    pub(super) fn has_unannounced(&self) -> bool {
+    fn has_unannounced(&self) -> bool {
         !self.queue.is_empty() && self.awaits_record()
     }
 
@@ -64,7 +64,7 @@ impl Tx {
         }
     }
 
-    pub(super) fn set_reset_at_end(&mut self, shared: &Shared, on: bool) {
+    fn set_reset_at_end(&mut self, shared: &Shared, on: bool) {
         let set = |tcp: BorrowedFd<'_>, linger| sockopt::set_socket_linger(tcp, linger);
         let linger = self.records.linger.take();
         let result = shared.tcp.with(|tcp| {

@@ -40,7 +40,7 @@ pub(super) enum Step {
 
 impl Tx {
     /// Whether the connection has been on TCP for long enough, at an end that may propose.
-    pub(super) fn is_return_due(&self) -> bool {
+    fn is_return_due(&self) -> bool {
         let way = &self.ring_return;
         self.half.carrier().role() == Role::Client
             && self.may_return()

@@ -7,8 +7,8 @@ use std::time::Instant;
 use smc_core::stream::SendPath;
 
 use super::parts::{Conn, Tx};
-use super::send_queue::{LOOK, UNREAD};
 use crate::byte_queue::ByteQueue;
+use crate::byte_queue::send_queue::{LOOK, UNREAD};
 use crate::capture;
 use crate::reactor::wait::Deadline;
 
@@ -28,7 +28,7 @@ impl Conn {
         result
     }
 
-    pub(super) fn send_some(&self, bufs: &[IoSlice<'_>], deadline: &Deadline) -> io::Result<usize> {
+    fn send_some(&self, bufs: &[IoSlice<'_>], deadline: &Deadline) -> io::Result<usize> {
         let wanted = bufs.iter().fold(0usize, |sum, buf| sum.saturating_add(buf.len()));
         let (mut tx, mut done) = (self.tx(), 0);
         // An application only writing, and finding room, learns here of the peer's close (CLOSE-43).
@@ -81,12 +81,7 @@ impl Conn {
     }
 
     /// Whether a write that must not wait finds no room, after a last look at the peer's reading.
-    pub(super) fn finds_no_room(
-        &self,
-        is_on_ring: bool,
-        done: usize,
-        seen: u64,
-    ) -> io::Result<bool> {
+    fn finds_no_room(&self, is_on_ring: bool, done: usize, seen: u64) -> io::Result<bool> {
         if is_on_ring && done == 0 {
             self.shared.reactor.poll();
         }
@@ -120,7 +115,7 @@ impl Conn {
         result
     }
 
-    pub(super) fn send_urgent_byte(&self, byte: u8, deadline: &Deadline) -> io::Result<()> {
+    fn send_urgent_byte(&self, byte: u8, deadline: &Deadline) -> io::Result<()> {
         let mut tx = self.tx();
         let mut announced = false;
         loop {
@@ -164,7 +159,7 @@ impl Conn {
     }
 
     /// Waits until a record may be sent, or this end writes no more.
-    pub(super) fn await_turn_on_tcp(
+    fn await_turn_on_tcp(
         &self,
         deadline: &Deadline,
         may_send: impl Fn(&Tx) -> bool,

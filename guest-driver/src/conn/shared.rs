@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The parts of a connection used without a lock.
+//! The part of a connection without the lock of a side: its state, its words, its options.
 
 use std::io;
 use std::net::SocketAddr;
@@ -19,7 +19,7 @@ use super::carrier::Carrier;
 use super::carrier_switch::SMALLEST;
 use super::end_word::Failure;
 use super::parts::Shared;
-use super::send_queue::UNSENT;
+use crate::byte_queue::send_queue::UNSENT;
 use crate::reactor::readiness_fd::ReadinessFd;
 use ism_sys::{lock, may_delay};
 

@@ -16,7 +16,7 @@ use smc_core::wire::cdc::{ConsumerWord, ProducerFlags};
 use super::carrier::Carrier;
 use super::end_word::EndWord;
 use super::parts::{Conn, Shared};
-use super::send_queue::QUEUEING;
+use crate::byte_queue::send_queue::QUEUEING;
 use crate::reactor::Limit;
 use crate::reactor::wait::{Deadline, RECHECK_INTERVAL, Waiter, clear_interrupted};
 use ism_sys::WordWait;
@@ -189,14 +189,7 @@ impl Shared {
     }
 
     /// Sleeps while the armed word has this value.
-    pub(super) fn sleep_on_word(
-        &self,
-        waiter: &Waiter,
-        count: u32,
-        limit: Limit,
-        line: Line<'_>,
-        value: u32,
-    ) {
+    fn sleep_on_word(&self, waiter: &Waiter, count: u32, limit: Limit, line: Line<'_>, value: u32) {
         if self.waiting.word_state.begin() {
             self.reactor.add_unwatched();
         }
@@ -214,12 +207,7 @@ impl Shared {
 
     /// Arms the signal line for `me`, a sleeper of this kind. Returns the armed word; `None`: a signal
     /// came before, so the caller checks again.
-    pub(super) fn arm_as(
-        &self,
-        carrier: &Carrier,
-        how: Sleepers,
-        me: Option<&Arc<Waiter>>,
-    ) -> Option<u32> {
+    fn arm_as(&self, carrier: &Carrier, how: Sleepers, me: Option<&Arc<Waiter>>) -> Option<u32> {
         // For guest memory the device reports every signal, armed or not.
         let Some(line) = carrier.line() else { return Some(0) };
         line.take();
@@ -245,7 +233,7 @@ impl Shared {
         Some(sleeper_word(before, how))
     }
 
-    pub(super) fn wake_others(&self, but: Option<&Arc<Waiter>>) {
+    fn wake_others(&self, but: Option<&Arc<Waiter>>) {
         let is_me = |other: &Arc<Waiter>| but.is_some_and(|me| Arc::ptr_eq(me, other));
         let others: Vec<_> =
             self.waiting.sleepers().iter().filter(|w| !is_me(w)).cloned().collect();
@@ -265,7 +253,7 @@ impl Shared {
     }
 
     /// Has the pollers of this connection check it.
-    pub(super) fn wake_pollers(&self) {
+    fn wake_pollers(&self) {
         // A wake-up takes no other lock.
         for poller in self.waiting.pollers().iter() {
             if let Some(waiter) = poller.queue() {
@@ -295,7 +283,7 @@ impl Shared {
     }
 
     /// Undoes one [`Shared::watch_events`].
-    pub(super) fn ignore_events(&self) {
+    fn ignore_events(&self) {
         self.reactor.remove_pollable();
         self.remove_waiter();
     }

@@ -1,19 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The waiters of a connection: sleeping threads, pollers, a readiness descriptor, queued bytes.
 
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
-
-use virtio_ism_abi::signal::Line;
 
 use crate::reactor::poll_queue::PollEntry;
 use crate::reactor::readiness_fd::ReadinessFd;
 use crate::reactor::spin::Spin;
 use crate::reactor::wait::Waiter;
-use ism_sys::{OnceBox, WordWait, is_free, lock};
-
-/// After this many sleeps in a row without the peer's due wake-up, threads sleep in the reactor only.
-const MAX_MISSED: u8 = 3;
+use crate::reactor::word_state::WordState;
+use ism_sys::{OnceBox, is_free, lock};
+use virtio_ism_abi::signal::Line;
 
 /// The waiters of one connection.
 pub(super) struct Waiting {
@@ -161,47 +158,5 @@ impl Waiting {
         self.sleepers().clear();
         self.pollers().clear();
         self.waiters.store(0, Ordering::SeqCst);
-    }
-}
-
-/// The use of a line's armed word by a connection's sleeping threads.
-#[derive(Debug, Default)]
-pub(super) struct WordState {
-    /// A thread has slept on the word, and the reactor knows.
-    known: AtomicBool,
-    /// Sleeps in a row ended without a wake-up although the peer had taken the word. [`MAX_MISSED`]:
-    /// threads do not sleep on the word any more.
-    missed: AtomicU8,
-}
-
-impl WordState {
-    /// Whether the reactor knows of sleepers on the word.
-    pub(super) fn is_known(&self) -> bool {
-        self.known.load(Ordering::Relaxed)
-    }
-
-    /// Notes a thread's sleep on the word. `true`: the reactor does not know yet, and the caller
-    /// informs the reactor.
-    pub(super) fn begin(&self) -> bool {
-        !self.known.load(Ordering::Relaxed) && !self.known.swap(true, Ordering::SeqCst)
-    }
-
-    /// Whether threads may sleep on the word.
-    pub(super) fn is_allowed(&self) -> bool {
-        self.missed.load(Ordering::Relaxed) < MAX_MISSED
-    }
-
-    /// Notes the end of a sleep. `taken`: the peer has taken the word.
-    pub(super) fn note(&self, slept: WordWait, taken: bool) {
-        match slept {
-            WordWait::Woken(_) => self.missed.store(0, Ordering::Relaxed),
-            WordWait::Refused => self.missed.store(MAX_MISSED, Ordering::Relaxed),
-            // The peer runs on another kernel after all, or does not want to wake.
-            WordWait::Ended if taken => {
-                let missed = self.missed.load(Ordering::Relaxed).saturating_add(1);
-                self.missed.store(missed, Ordering::Relaxed);
-            }
-            WordWait::Ended | WordWait::NotAsleep | WordWait::Interrupted => {}
-        }
     }
 }

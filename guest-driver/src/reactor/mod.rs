@@ -33,6 +33,8 @@ pub(crate) mod tcp_watch;
 #[cfg(test)]
 mod tests;
 pub(crate) mod wait;
+pub(crate) mod watched_tcp;
+pub(crate) mod word_state;
 mod work;
 
 use std::io;

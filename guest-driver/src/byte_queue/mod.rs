@@ -1,5 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Bytes written by a program and not yet sent, in chunks of memory.
+//! Queues of a connection: bytes written and not yet sent, records for TCP, unread bytes. Their memory is
+//! limited for the process; the queue here has chunks of memory.
+
+pub(crate) mod record_queue;
+pub(crate) mod send_queue;
+pub(crate) mod unread_bytes;
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -13,33 +13,32 @@ use std::time::{Duration, Instant};
 use smc_core::wire::cdc::ProducerFlags;
 use smc_core::wire::cursor::Cursor;
 
-use super::records;
-use crate::byte_queue::{ByteQueue, forget_chunks};
+use super::{ByteQueue, forget_chunks, record_queue};
 
 /// A peer without a read for this long has stalled.
-pub(super) const STALL: Duration = Duration::from_millis(1);
+pub(crate) const STALL: Duration = Duration::from_millis(1);
 /// Time of a non-waiting call's checks for reads of the peer.
-pub(super) const LOOK: Duration = Duration::from_micros(50);
+pub(crate) const LOOK: Duration = Duration::from_micros(50);
 /// The most bytes of a queue, unless the program has set SO_SNDBUF: the largest size of TCP's buffers.
 const LIMIT: usize = 4 << 20;
 /// Bytes taken by TCP's receive buffer for a program without reads, unless the ring is smaller.
-pub(super) const UNREAD: usize = 128 << 10;
+pub(crate) const UNREAD: usize = 128 << 10;
 /// The most turns of one call while the peer signals without end.
-pub(super) const MAX_TURNS: u32 = 64;
+pub(crate) const MAX_TURNS: u32 = 64;
 
 /// The flags of an end with queued bytes: blocked, with a request for an update at each read. A writer
 /// only waiting is blocked, without the request.
-pub(super) const UNSENT: ProducerFlags =
+pub(crate) const UNSENT: ProducerFlags =
     ProducerFlags::BLOCKED.union(ProducerFlags::UPDATE_REQUESTED);
 
 /// Number of connections of this process with queued bytes: inheritable by the child of a fork, and
 /// others.
-pub(super) static QUEUEING: [AtomicUsize; 2] = [AtomicUsize::new(0), AtomicUsize::new(0)];
+pub(crate) static QUEUEING: [AtomicUsize; 2] = [AtomicUsize::new(0), AtomicUsize::new(0)];
 
 /// Whether send queues of this process have bytes, lost if the process ends: of connections inheritable
 /// by the child of a fork, and of others.
 pub(crate) fn has_unsent_bytes() -> [bool; 2] {
-    let records = records::has_any();
+    let records = record_queue::has_any();
     let queues = QUEUEING.each_ref().map(|holding| holding.load(Ordering::SeqCst) > 0);
     [records[0] || queues[0], records[1] || queues[1]]
 }
@@ -47,7 +46,7 @@ pub(crate) fn has_unsent_bytes() -> [bool; 2] {
 /// Called by the child of a fork: the bytes in queues are its parent's.
 pub(crate) fn forget_unsent_bytes() {
     QUEUEING.iter().for_each(|holding| holding.store(0, Ordering::SeqCst));
-    records::forget_all();
+    record_queue::forget_all();
     forget_chunks();
 }
 
@@ -57,7 +56,7 @@ static HELD: AtomicBool = AtomicBool::new(false);
 /// Whether another process sends the queued bytes of this process. Then this process sends none of
 /// them, and takes no bytes for the other from TCP.
 #[inline]
-pub(super) fn queues_are_held() -> bool {
+pub(crate) fn queues_are_held() -> bool {
     HELD.load(Ordering::SeqCst)
 }
 
@@ -68,25 +67,25 @@ pub(crate) fn hold_queues(on: bool) {
 
 /// A ring without room.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct FullRing {
+pub(crate) struct FullRing {
     /// The peer's read position.
-    pub(super) read: Cursor,
-    pub(super) since: Instant,
+    pub(crate) read: Cursor,
+    pub(crate) since: Instant,
     /// The peer has stalled, regardless of the time.
-    pub(super) stalled: bool,
+    pub(crate) stalled: bool,
 }
 
 /// The queue of a connection, and the conditions for taking a write.
 #[derive(Debug)]
-pub(super) struct SendQueue {
-    pub(super) bytes: ByteQueue,
-    pub(super) limit: usize,
+pub(crate) struct SendQueue {
+    pub(crate) bytes: ByteQueue,
+    pub(crate) limit: usize,
     /// The most bytes in the queue by TCP_NOTSENT_LOWAT.
-    pub(super) unsent_limit: usize,
+    pub(crate) unsent_limit: usize,
     /// The last write without room.
-    pub(super) full: Option<FullRing>,
+    pub(crate) full: Option<FullRing>,
     /// Bytes taken out by a thread to be sent, and neither sent nor put back yet.
-    pub(super) taken: usize,
+    pub(crate) taken: usize,
 }
 
 impl Default for SendQueue {
@@ -98,35 +97,35 @@ impl Default for SendQueue {
 
 impl SendQueue {
     #[inline]
-    pub(super) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.bytes.is_empty()
     }
 
-    pub(super) fn has_urgent(&self) -> bool {
+    pub(crate) fn has_urgent(&self) -> bool {
         self.bytes.has_urgent()
     }
 
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.bytes.len()
     }
 
     /// Whether bytes are unsent, in the queue or with a sending thread.
-    pub(super) fn has_unsent(&self) -> bool {
+    pub(crate) fn has_unsent(&self) -> bool {
         !self.is_empty() || self.taken > 0
     }
 
     /// Notes the sending of bytes taken out before.
-    pub(super) fn note_sent(&mut self, bytes: u64) {
+    pub(crate) fn note_sent(&mut self, bytes: u64) {
         let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
         self.taken = self.taken.saturating_sub(bytes);
     }
 
     /// A new, empty ring begins.
-    pub(super) fn begin_ring(&mut self) {
+    pub(crate) fn begin_ring(&mut self) {
         self.full = None;
     }
 
-    pub(super) fn has_room(&self) -> bool {
+    pub(crate) fn has_room(&self) -> bool {
         self.len() < self.limit.min(self.unsent_limit) && self.bytes.may_grow()
     }
 }

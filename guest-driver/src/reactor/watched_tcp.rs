@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The TCP connection of the handshake, open and silent as long as SMC carries bytes.
+//! A TCP connection under other carriers: open and silent as long as they carry the bytes, and watched
+//! from then on.
 
 use std::io;
 use std::net::{SocketAddr, TcpStream};
@@ -15,9 +16,9 @@ use crate::reactor::tcp_watch::{self, TcpWatch};
 use crate::reactor::wait::Waiter;
 use ism_sys::{HeldTcp, OnceBox, is_free, lock, out_of_the_way};
 
-/// The TCP connection of one SMC connection.
-pub(super) struct HandshakeTcp<C: ConnectionHandler> {
-    /// Lent as long as the caller of [`HandshakeTcp::lend`] keeps its descriptor open.
+/// The TCP connection under a connection.
+pub(crate) struct WatchedTcp<C: ConnectionHandler> {
+    /// Lent as long as the caller of [`WatchedTcp::lend`] keeps its descriptor open.
     stream: Mutex<Option<HeldTcp>>,
     /// Local and peer address, kept when the TCP connection ends before the application does.
     addresses: OnceBox<(SocketAddr, SocketAddr)>,
@@ -59,9 +60,9 @@ impl TcpReader {
     }
 }
 
-impl<C: ConnectionHandler> HandshakeTcp<C> {
-    pub(super) fn new(stream: TcpStream) -> HandshakeTcp<C> {
-        HandshakeTcp {
+impl<C: ConnectionHandler> WatchedTcp<C> {
+    pub(crate) fn new(stream: TcpStream) -> WatchedTcp<C> {
+        WatchedTcp {
             stream: Mutex::new(Some(OwnedFd::from(stream).into())),
             addresses: OnceBox::new(),
             addresses_discarded: AtomicBool::new(false),
@@ -73,7 +74,7 @@ impl<C: ConnectionHandler> HandshakeTcp<C> {
 
     /// Has a call take bytes itself. `sleep` gets a waiter, and a set with its notifier and the stream.
     /// `false`: another call does so, or there is no descriptor.
-    pub(super) fn sleep_as_reader(&self, sleep: impl FnOnce(&Arc<Waiter>, BorrowedFd<'_>)) -> bool {
+    pub(crate) fn sleep_as_reader(&self, sleep: impl FnOnce(&Arc<Waiter>, BorrowedFd<'_>)) -> bool {
         let Some((set, name)) = self.watch.get() else { return false };
         let reader = &self.reader;
         if reader.sleeps.swap(true, Ordering::SeqCst) {
@@ -111,7 +112,7 @@ impl<C: ConnectionHandler> HandshakeTcp<C> {
     }
 
     /// A visit of the thread for TCP. `true`: there is to be another one.
-    pub(super) fn visit(&self) -> bool {
+    pub(crate) fn visit(&self) -> bool {
         if self.reader.leads.load(Ordering::SeqCst) {
             return self.keep_reader();
         }
@@ -124,14 +125,14 @@ impl<C: ConnectionHandler> HandshakeTcp<C> {
     }
 
     /// Enters the connection in the set that is to watch the stream.
-    pub(super) fn enter(&self, set: Arc<TcpWatch<C>>, conn: Weak<C>) {
+    pub(crate) fn enter(&self, set: Arc<TcpWatch<C>>, conn: Weak<C>) {
         let name = set.enter(conn);
         let _ = self.watch.set((set, name));
     }
 
     /// Whether a set watches the stream, or will.
     #[inline]
-    pub(super) fn has_watch(&self) -> bool {
+    pub(crate) fn has_watch(&self) -> bool {
         self.watch.get().is_some()
     }
 
@@ -139,7 +140,7 @@ impl<C: ConnectionHandler> HandshakeTcp<C> {
     ///
     /// # Errors
     /// The stream has ended, or the kernel has no memory or no watch left.
-    pub(super) fn watch_bytes(&self) -> io::Result<()> {
+    pub(crate) fn watch_bytes(&self) -> io::Result<()> {
         match self.events.load(Ordering::Relaxed) {
             0 => self.watch(tcp_watch::BYTES),
             _ => Ok(()),
@@ -147,7 +148,7 @@ impl<C: ConnectionHandler> HandshakeTcp<C> {
     }
 
     /// Has the set report room to write as well. Room already present is an event.
-    pub(super) fn watch_room(&self) {
+    pub(crate) fn watch_room(&self) {
         // A TCP connection that has ended has no room.
         if let Err(error) = self.watch(tcp_watch::BYTES_AND_ROOM)
             && error.kind() != io::ErrorKind::NotConnected
@@ -168,25 +169,25 @@ impl<C: ConnectionHandler> HandshakeTcp<C> {
 
     /// Has the kernel send the bytes of the stream at once, and from now on each write. Nagle's
     /// algorithm and TCP_CORK would keep a record from a waiting peer.
-    pub(super) fn push(&self) {
+    pub(crate) fn push(&self) {
         // Without a stream there is nothing to send.
         let _ = self.with(|stream| Ok(sockopt::set_tcp_nodelay(stream, true)?));
     }
 
     /// Has the stack check for a possible return of the connection to a ring.
-    pub(super) fn want_return(&self) {
+    pub(crate) fn want_return(&self) {
         if let Some((set, _)) = self.watch.get() {
             set.want_return();
         }
     }
 
     /// Whether the stream is there.
-    pub(super) fn is_open(&self) -> bool {
+    pub(crate) fn is_open(&self) -> bool {
         self.stream().is_some()
     }
 
     /// The stream; `None`: it has ended.
-    pub(super) fn stream(&self) -> MutexGuard<'_, Option<HeldTcp>> {
+    pub(crate) fn stream(&self) -> MutexGuard<'_, Option<HeldTcp>> {
         let mut stream = lock(&self.stream);
         if stream.as_ref().is_some_and(|stream| !stream.is_there()) {
             // The number was closed unnoticed, and may be another file's.
@@ -196,7 +197,7 @@ impl<C: ConnectionHandler> HandshakeTcp<C> {
     }
 
     /// From now on the stream is the same socket by a lent number, and the own descriptor is closed.
-    pub(super) fn lend(&self, fd: RawFd) {
+    pub(crate) fn lend(&self, fd: RawFd) {
         let mut stream = self.stream();
         let Some(now) = stream.as_ref() else { return };
         let Some(lent) = now.lent(fd) else { return };
@@ -205,7 +206,7 @@ impl<C: ConnectionHandler> HandshakeTcp<C> {
 
     /// From now on the stream has a descriptor of its own, instead of a lent number. Without one the
     /// stream ends here, with its remaining work undone.
-    pub(super) fn own(&self, copy: Option<OwnedFd>) {
+    pub(crate) fn own(&self, copy: Option<OwnedFd>) {
         let mut stream = self.stream();
         match copy {
             Some(copy) if stream.is_some() => self.exchange(&mut stream, copy.into()),
@@ -213,7 +214,7 @@ impl<C: ConnectionHandler> HandshakeTcp<C> {
         }
     }
 
-    pub(super) fn lent_number(&self) -> Option<RawFd> {
+    pub(crate) fn lent_number(&self) -> Option<RawFd> {
         lock(&self.stream).as_ref().and_then(HeldTcp::lent_number)
     }
 
@@ -236,7 +237,7 @@ impl<C: ConnectionHandler> HandshakeTcp<C> {
     ///
     /// # Errors
     /// `NotConnected`: the TCP connection has ended; or the error of `f`.
-    pub(super) fn with<T>(&self, f: impl FnOnce(BorrowedFd<'_>) -> io::Result<T>) -> io::Result<T> {
+    pub(crate) fn with<T>(&self, f: impl FnOnce(BorrowedFd<'_>) -> io::Result<T>) -> io::Result<T> {
         match &*self.stream() {
             Some(stream) => f(stream.as_fd()),
             None => Err(io::ErrorKind::NotConnected.into()),
@@ -245,7 +246,7 @@ impl<C: ConnectionHandler> HandshakeTcp<C> {
 
     /// Local and peer address. Only this call asks the kernel for them: a short connection need not pay
     /// for two system calls.
-    pub(super) fn addresses(&self) -> io::Result<(SocketAddr, SocketAddr)> {
+    pub(crate) fn addresses(&self) -> io::Result<(SocketAddr, SocketAddr)> {
         if let Some(addresses) = self.addresses.get() {
             return Ok(*addresses);
         }
@@ -257,12 +258,12 @@ impl<C: ConnectionHandler> HandshakeTcp<C> {
     }
 
     /// Notes the end of queries for the addresses.
-    pub(super) fn discard_addresses(&self) {
+    pub(crate) fn discard_addresses(&self) {
         self.addresses_discarded.store(true, Ordering::Relaxed);
     }
 
     /// Takes the stream, and keeps the addresses if a call may ask for them.
-    pub(super) fn take(&self) -> Option<HeldTcp> {
+    pub(crate) fn take(&self) -> Option<HeldTcp> {
         if !self.addresses_discarded.load(Ordering::Relaxed)
             && let Ok(addresses) = self.addresses()
         {
@@ -272,12 +273,12 @@ impl<C: ConnectionHandler> HandshakeTcp<C> {
     }
 
     /// Whether no thread holds the lock.
-    pub(super) fn is_unlocked(&self) -> bool {
+    pub(crate) fn is_unlocked(&self) -> bool {
         is_free(&self.stream) && is_free(&self.reader.sleeper)
     }
 
     /// The descriptors of the stream, and of a reader's sleep.
-    pub(super) fn descriptors(&self) -> Vec<RawFd> {
+    pub(crate) fn descriptors(&self) -> Vec<RawFd> {
         let stream = self.stream().as_ref().map(|stream| stream.as_fd().as_raw_fd());
         let sleeper = lock(&self.reader.sleeper);
         let notifier =
@@ -288,7 +289,7 @@ impl<C: ConnectionHandler> HandshakeTcp<C> {
     }
 
     /// Forgets the threads of the parent, in the child of a fork. The child takes over a lent number.
-    pub(super) fn forget_threads(&self) {
+    pub(crate) fn forget_threads(&self) {
         lock(&self.stream).as_mut().into_iter().for_each(HeldTcp::adopt);
         // The set is the parent's, too.
         drop(lock(&self.reader.sleeper).take());
@@ -298,7 +299,7 @@ impl<C: ConnectionHandler> HandshakeTcp<C> {
     }
 }
 
-impl<C: ConnectionHandler> Drop for HandshakeTcp<C> {
+impl<C: ConnectionHandler> Drop for WatchedTcp<C> {
     fn drop(&mut self) {
         if let Some((set, name)) = self.watch.get() {
             set.remove(*name);

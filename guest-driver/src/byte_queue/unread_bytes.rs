@@ -21,14 +21,14 @@ static ALL: AtomicUsize = AtomicUsize::new(0);
 
 /// The kept bytes of a connection.
 #[derive(Debug, Default)]
-pub(super) struct UnreadBytes {
-    pub(super) bytes: VecDeque<u8>,
+pub(crate) struct UnreadBytes {
+    pub(crate) bytes: VecDeque<u8>,
     /// This connection's part of [`ALL`].
     counted: usize,
 }
 
 impl UnreadBytes {
-    pub(super) fn add(&mut self, bytes: &[u8]) {
+    pub(crate) fn add(&mut self, bytes: &[u8]) {
         // By default, a queue grows by doubling.
         let wanted = (self.bytes.len() + bytes.len()).next_multiple_of(STEP);
         self.bytes.reserve_exact(wanted - self.bytes.len());
@@ -37,7 +37,7 @@ impl UnreadBytes {
     }
 
     /// Removes the first bytes. Memory not needed any more is freed in steps.
-    pub(super) fn remove(&mut self, number: usize) {
+    pub(crate) fn remove(&mut self, number: usize) {
         self.bytes.drain(..number);
         let needed = self.bytes.len().next_multiple_of(STEP);
         if self.bytes.capacity() / 2 > needed {
@@ -46,7 +46,7 @@ impl UnreadBytes {
         self.count();
     }
 
-    pub(super) fn count(&mut self) {
+    pub(crate) fn count(&mut self) {
         let now = self.bytes.capacity();
         // Relaxed: a limit, possibly off by concurrent changes of other threads.
         match now.checked_sub(self.counted) {
@@ -57,7 +57,7 @@ impl UnreadBytes {
     }
 
     /// Copies the first bytes into the slices. Returns their number, and the slices not filled.
-    pub(super) fn copy_out<'a>(
+    pub(crate) fn copy_out<'a>(
         &self,
         bufs: &'a mut [IoSliceMut<'_>],
     ) -> (usize, Vec<IoSliceMut<'a>>) {
@@ -75,12 +75,12 @@ impl UnreadBytes {
     }
 
     /// Number of bytes.
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.bytes.len()
     }
 
     /// Whether there is room for bytes waiting for a record, in this queue and in the process.
-    pub(super) fn has_room(&self, bytes: usize) -> bool {
+    pub(crate) fn has_room(&self, bytes: usize) -> bool {
         let more = (self.bytes.len() + bytes).next_multiple_of(STEP).saturating_sub(self.counted);
         self.bytes.len() < MOST && ALL.load(Ordering::Relaxed) + more <= MOST_OF_ALL
     }
