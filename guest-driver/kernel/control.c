@@ -36,6 +36,7 @@ static int vism_errno(u16 status)
 	case VIRTIO_ISM_S_EBUSY:
 		return -EBUSY;
 	case VIRTIO_ISM_S_ENODEV:
+	case VIRTIO_ISM_S_EORDER:
 		return -ENODEV;
 	case VIRTIO_ISM_S_ENOTSUP:
 		return -EOPNOTSUPP;
@@ -203,7 +204,10 @@ int vism_command(struct vism *ism, u16 op, const void *body, size_t len,
 int vism_hello(struct vism *ism)
 {
 	struct virtio_ism_hello hello = {
-		.abi = cpu_to_le32(VIRTIO_ISM_REVISION),
+		.abi = cpu_to_le16(VIRTIO_ISM_REVISION),
+#ifdef __BIG_ENDIAN
+		.flags = cpu_to_le16(VIRTIO_ISM_HELLO_BIG_ENDIAN),
+#endif
 		.driver_max_idx = cpu_to_le32(ism->limits.max_dmbs),
 	};
 	struct virtio_ism_hello_reply reply;

@@ -107,10 +107,20 @@ wire!(
     /// Body of HELLO.
     HelloRequest, 8, {
     /// Revision the driver speaks, 1.
-    abi: U32,
+    abi: U16,
+    /// See [`hello_flags`].
+    flags: U16,
     /// The driver's own bound on `idx`.
     driver_max_idx: U32,
 });
+
+/// Bits of [`HelloRequest::flags`].
+pub mod hello_flags {
+    /// The control words in the DMBs of this driver are big-endian.
+    pub const BIG_ENDIAN: u16 = 1;
+    /// The flags of a driver on this machine.
+    pub const NATIVE: u16 = if cfg!(target_endian = "big") { BIG_ENDIAN } else { 0 };
+}
 
 wire!(
     /// Reply to HELLO.

@@ -31,11 +31,13 @@ pub enum Status {
     Estate = 10,
     /// The reply buffer is too small; the command had no effect.
     E2small = 11,
+    /// The peer's driver has control words of the other byte order.
+    Eorder = 12,
 }
 
 impl Status {
     /// Every status, in the order of its code.
-    pub const ALL: [Status; 12] = [
+    pub const ALL: [Status; 13] = [
         Status::Ok,
         Status::Einval,
         Status::Enoent,
@@ -48,6 +50,7 @@ impl Status {
         Status::Eagain,
         Status::Estate,
         Status::E2small,
+        Status::Eorder,
     ];
 
     /// The code on the ring.
@@ -75,6 +78,7 @@ impl Status {
             Status::Eagain => "eagain",
             Status::Estate => "estate",
             Status::E2small => "e2small",
+            Status::Eorder => "eorder",
         }
     }
 }
@@ -94,6 +98,7 @@ impl fmt::Display for Status {
             Status::Eagain => "too fast or queue full, try again",
             Status::Estate => "HELLO has not been said",
             Status::E2small => "reply buffer too small",
+            Status::Eorder => "the peer's byte order is the other one",
         })
     }
 }
@@ -108,6 +113,6 @@ mod tests {
             assert_eq!(usize::from(status.code()), code);
             assert_eq!(Status::from_code(code as u16), Some(status));
         }
-        assert_eq!(Status::from_code(12), None);
+        assert_eq!(Status::from_code(13), None);
     }
 }

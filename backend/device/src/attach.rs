@@ -26,7 +26,7 @@ impl Device {
         let is_leaving = state.is_leaving();
         let DeviceState { account, window, .. } = &mut *state;
         let account = account.as_mut().filter(|_| !is_leaving).ok_or(Status::Estate)?;
-        let dmb = self.fabric.tokens.find(token, account.session.gid).ok_or(Status::Enoent)?;
+        let dmb = self.fabric.tokens.find(token, &account.session).ok_or(Status::Enoent)?;
         _deferred = Some(dmb.clone());
         if account.attached.contains_key(&token) {
             return Err(Status::Ebusy);

@@ -42,7 +42,9 @@ impl Device {
     /// Carries out the request: the operations of an ISM device (EISM-31), and virtio-ism's own.
     fn execute(&self, tag: u32, request: CheckedRequest) -> Result<Outcome, Status> {
         match request {
-            CheckedRequest::Hello { driver_max_idx } => self.hello(tag, driver_max_idx),
+            CheckedRequest::Hello { driver_max_idx, big_endian } => {
+                self.hello(tag, driver_max_idx, big_endian)
+            }
             CheckedRequest::Left(number) => self.left(tag, number),
             CheckedRequest::QueryGid(gid) => self.query_gid(tag, gid),
             CheckedRequest::Register(request) => self.register(tag, request),
@@ -55,8 +57,8 @@ impl Device {
         }
     }
 
-    fn hello(&self, tag: u32, driver_max_idx: u32) -> Result<Outcome, Status> {
-        let session = self.begin(driver_max_idx)?;
+    fn hello(&self, tag: u32, driver_max_idx: u32, big_endian: bool) -> Result<Outcome, Status> {
+        let session = self.begin(driver_max_idx, big_endian)?;
         let body =
             HelloReply { gid: session.gid, session: session.number.into(), reserved: 0.into() };
         Ok(done(tag, body.as_bytes()))
@@ -71,7 +73,7 @@ impl Device {
         if !self.limits.query_rate().take(&mut state.queries_full_at, now) {
             return Err(Status::Eagain);
         }
-        let peer = peers.first().ok_or(Status::Enodev)?;
+        let peer = account.session.first_of_same_order(&peers)?;
         if !account.has_room_for(gid, self.limits.max_peers) {
             return Err(Status::Enospc);
         }

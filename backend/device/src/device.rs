@@ -216,7 +216,11 @@ impl Device {
     }
 
     /// HELLO: ends the old session and begins a new one.
-    pub(super) fn begin(&self, driver_max_idx: u32) -> Result<Arc<DeviceSession>, Status> {
+    pub(super) fn begin(
+        &self,
+        driver_max_idx: u32,
+        big_endian: bool,
+    ) -> Result<Arc<DeviceSession>, Status> {
         let lifecycle = lock(&self.lifecycle);
         if *lifecycle == MemberState::Left {
             return Err(Status::Eio);
@@ -228,7 +232,7 @@ impl Device {
             None => self.draw().ok_or(Status::Eio)?,
         };
         state.session_count = state.session_count.wrapping_add(1);
-        let session = DeviceSession::new(gid, state.session_count, self.handle.clone());
+        let session = DeviceSession::new(gid, state.session_count, big_endian, self.handle.clone());
         let idx_bound = driver_max_idx.min(self.limits.max_dmbs);
         let at_start = CounterSnapshot::of(&self.handle.counters);
         state.account = Some(QuotaAccount::new(session.clone(), idx_bound, at_start));

@@ -162,14 +162,15 @@ impl Tokens {
     /// The DMB with this token, usable by `caller` as its only user (RMB-33, EISM-28, SEC-7).
     ///
     /// An unknown number and the token of another user's DMB take the same steps: a probe, then a comparison
-    /// of all bits of number and GID.
-    pub(super) fn find(&self, claimed: u64, caller: Gid) -> Option<Arc<Dmb>> {
+    /// of all bits of number and GID. On loopback, where all drivers have one GID, a DMB whose owner has the
+    /// other byte order is no DMB of the caller either.
+    pub(super) fn find(&self, claimed: u64, caller: &DeviceSession) -> Option<Arc<Dmb>> {
         let found = read(self.shard(Token(claimed))).get(&claimed).cloned();
         let (token, user) =
             found.as_ref().map_or((!claimed, Gid::NONE), |dmb| (dmb.token.0, dmb.user));
         let same_token = equal(&token.to_ne_bytes(), &claimed.to_ne_bytes());
-        let same_user = equal(&user.0, &caller.0);
-        found.filter(|_| same_token & same_user)
+        let same_user = equal(&user.0, &caller.gid.0);
+        found.filter(|dmb| same_token & same_user & dmb.owner.has_order_of(caller))
     }
 
     pub(super) fn len(&self) -> u64 {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! State and counters for operators.
 
-use virtio_ism_abi::{Chid, Gid};
+use virtio_ism_abi::{Chid, Gid, Status};
 
 use super::counters::Counts;
 
@@ -37,9 +37,9 @@ pub struct DeviceInfo {
     /// Events counted.
     pub counts: Counts,
     /// Commands refused, by status code.
-    pub refusals: [u64; 12],
+    pub refusals: [u64; Status::ALL.len()],
     /// Moves refused, by status code.
-    pub move_refusals: [u64; 12],
+    pub move_refusals: [u64; Status::ALL.len()],
     /// Whether the driver was asked to leave; then the device takes on nothing new.
     pub is_leaving: bool,
 }

@@ -50,7 +50,7 @@ impl Device {
         let is_leaving = state.is_leaving();
         let DeviceState { account, window, .. } = &mut *state;
         let account = account.as_mut().filter(|_| !is_leaving).ok_or(Status::Estate)?;
-        let peer = peers.first().ok_or(Status::Enodev)?;
+        let peer = account.session.first_of_same_order(&peers)?;
         self.check_quotas(account, &request)?;
         let (backing, slab_id, new_slab_at, keep) = match request.backing {
             CheckedBacking::Guest(entries) => {

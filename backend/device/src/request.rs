@@ -7,6 +7,7 @@
 use virtio_ism_abi::command::{
     BACKING_GUEST, BACKING_WINDOW, HelloRequest, LeftRequest, Op, QueryGidRequest, RegisterRequest,
     ReleaseSlabRequest, ReplyHeader, RequestHeader, SgEntry, SignalEventRequest, TokenRequest,
+    hello_flags,
 };
 use virtio_ism_abi::config::Features;
 use virtio_ism_abi::mv::{MoveHeader, Segment, move_flags};
@@ -20,6 +21,7 @@ use super::Limits;
 pub(super) enum CheckedRequest {
     Hello {
         driver_max_idx: u32,
+        big_endian: bool,
     },
     /// The number of the answered request to leave.
     Left(u32),
@@ -115,10 +117,12 @@ fn token(body: &[u8]) -> Result<u64, Status> {
 }
 
 fn hello(body: HelloRequest) -> Result<CheckedRequest, Status> {
-    if body.abi.get() != REVISION {
+    let flags = body.flags.get();
+    if u32::from(body.abi.get()) != REVISION || flags & !hello_flags::BIG_ENDIAN != 0 {
         return Err(Status::Einval);
     }
-    Ok(CheckedRequest::Hello { driver_max_idx: body.driver_max_idx.get() })
+    let big_endian = flags & hello_flags::BIG_ENDIAN != 0;
+    Ok(CheckedRequest::Hello { driver_max_idx: body.driver_max_idx.get(), big_endian })
 }
 
 fn signal(body: SignalEventRequest) -> CheckedRequest {

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use virtio_ism_abi::event::EVENT_LEN;
-use virtio_ism_abi::{Gid, Token};
+use virtio_ism_abi::{Gid, Status, Token};
 
 use super::handle::{Delivery, DeviceHandle};
 use super::leave_group::LeaveEvent;
@@ -23,6 +23,8 @@ pub(super) struct DeviceSession {
     pub(super) gid: Gid,
     /// The session's number on the device, from 1 (`HelloReply::session`).
     pub(super) number: u32,
+    /// Byte order of the control words in the driver's DMBs.
+    big_endian: bool,
     pub(super) handle: Arc<DeviceHandle>,
     /// Cleared before any peer learns of the end.
     open: AtomicBool,
@@ -30,9 +32,32 @@ pub(super) struct DeviceSession {
 }
 
 impl DeviceSession {
-    pub(super) fn new(gid: Gid, number: u32, handle: Arc<DeviceHandle>) -> Arc<DeviceSession> {
-        let pending_events = Mutex::new(PendingEvents::default());
-        Arc::new(DeviceSession { gid, number, handle, open: AtomicBool::new(true), pending_events })
+    pub(super) fn new(
+        gid: Gid,
+        number: u32,
+        big_endian: bool,
+        handle: Arc<DeviceHandle>,
+    ) -> Arc<DeviceSession> {
+        let (open, pending_events) = (AtomicBool::new(true), Mutex::default());
+        Arc::new(DeviceSession { gid, number, big_endian, handle, open, pending_events })
+    }
+
+    /// Whether the control words of both drivers have one byte order.
+    pub(super) fn has_order_of(&self, other: &DeviceSession) -> bool {
+        self.big_endian == other.big_endian
+    }
+
+    /// The first session of a GID, if this driver can share DMBs with all of them.
+    pub(super) fn first_of_same_order<'a>(
+        &self,
+        peers: &'a [Arc<DeviceSession>],
+    ) -> Result<&'a Arc<DeviceSession>, Status> {
+        let first = peers.first().ok_or(Status::Enodev)?;
+        if peers.iter().all(|peer| peer.has_order_of(self)) {
+            Ok(first)
+        } else {
+            Err(Status::Eorder)
+        }
     }
 
     /// Whether the session is still open.

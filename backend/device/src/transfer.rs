@@ -112,7 +112,7 @@ impl Device {
         let _moving = read(&self.moving);
         let user = read(&self.current).clone().ok_or(Status::Estate)?;
         let request = CheckedMove::parse(head, payload_len, self.handle.features(), &self.limits)?;
-        let dmb = self.fabric.tokens.find(request.token, user.gid).ok_or(Status::Enoent)?;
+        let dmb = self.fabric.tokens.find(request.token, &user).ok_or(Status::Enoent)?;
         if !request.fits(dmb.len) {
             return Err(Status::Einval);
         }

@@ -179,7 +179,7 @@ pub(crate) fn render(
 
 type Reasons = Vec<(&'static str, u64)>;
 
-fn by_status(counts: [u64; 12]) -> Reasons {
+fn by_status(counts: [u64; Status::ALL.len()]) -> Reasons {
     Status::ALL.iter().map(|status| status.name()).zip(counts).collect()
 }
 

@@ -464,7 +464,7 @@ impl FrontEnd {
     }
 
     pub(crate) fn hello(&mut self) -> Gid {
-        let hello = HelloRequest { abi: 1.into(), driver_max_idx: 4096.into() };
+        let hello = HelloRequest { abi: 1.into(), flags: 0.into(), driver_max_idx: 4096.into() };
         self.ask::<HelloReply>(Op::Hello, hello.as_bytes()).gid
     }
 

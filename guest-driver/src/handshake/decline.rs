@@ -35,6 +35,7 @@ pub(super) fn device_decline_reason(error: &IsmError) -> DeclineReason {
         IsmError::Refused { status: Status::Estate, .. } => DeclineReason::Drained,
         IsmError::Refused { status: Status::Enomem, .. } => DeclineReason::NoMemory,
         IsmError::Refused { status: Status::Enodev, .. } => DeclineReason::Unreachable,
+        IsmError::Refused { status: Status::Eorder, .. } => DeclineReason::ByteOrder,
         error if error.is_out_of_memory() => DeclineReason::NoMemory,
         _ => DeclineReason::Registration,
     }

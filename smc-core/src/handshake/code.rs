@@ -132,6 +132,8 @@ decline_codes! {
         "the device takes on no new connections, as the daemon was told: vhost-device-ism ctl undrain";
     OutsideShare = 0x0a0c_0000, "SHARE",
         "a rule of the policy file gives SMC to a share of the connections, and this is none of these";
+    ByteOrder = 0x0a0d_0000, "BYTEORDER",
+        "the machines of the ends have different byte orders, so the ends cannot share memory";
 }
 
 impl fmt::Display for DeclineCode {
@@ -151,7 +153,7 @@ mod tests {
             assert!(!code.name().is_empty());
             assert!(code.advice().len() > 10, "{code:?}");
         }
-        assert_eq!(DeclineCode::ALL.len(), 48);
+        assert_eq!(DeclineCode::ALL.len(), 49);
     }
 
     // Shows: CLC-49.

@@ -124,6 +124,9 @@ pub enum DeclineReason {
     /// The CHIDs fit, but the device does not reach the peer's GID.
     #[error("no device reaches the peer's GID")]
     Unreachable,
+    /// The CHIDs fit, and the peer's machine has the other byte order.
+    #[error("the peer's machine has the other byte order, so the ends cannot share memory")]
+    ByteOrder,
     /// A CHID reserved for emulated devices stands alone (EISM-13, EISM-14).
     #[error(
         "the offered CHID {0} is reserved for emulated devices but its second entry is missing"
@@ -256,6 +259,7 @@ impl DeclineReason {
             DeclineReason::NoResources => DeclineCode::NoDescriptor,
             DeclineReason::NoDmb => DeclineCode::TooManyDmbs,
             DeclineReason::Drained => DeclineCode::Drained,
+            DeclineReason::ByteOrder => DeclineCode::ByteOrder,
             DeclineReason::Registration => DeclineCode::BufferRegistration,
             DeclineReason::IpSec => DeclineCode::IpSec,
             DeclineReason::OptionUnsupported => DeclineCode::OptionUnsupported,
@@ -361,6 +365,7 @@ mod tests {
             (DeclineReason::TooManyRkeys, 0x0999_0001),
             (DeclineReason::NoCommonChid, 0x0303_0007),
             (DeclineReason::Unreachable, 0x0303_0007),
+            (DeclineReason::ByteOrder, 0x0a0d_0000),
             (DeclineReason::UnpairedChid(Chid(0xff01)), 0x0303_0007),
             (DeclineReason::EmulatedNotShared(Chid(0xff01)), 0x0303_0007),
             (DeclineReason::ForeignLoopback, 0x0303_0007),

@@ -54,7 +54,7 @@ struct World {
 }
 
 fn hello(front: &mut Front) -> Gid {
-    let body = HelloRequest { abi: 1.into(), driver_max_idx: u32::MAX.into() };
+    let body = HelloRequest { abi: 1.into(), flags: 0.into(), driver_max_idx: u32::MAX.into() };
     let reply = front.call(Op::Hello, body.as_bytes()).unwrap();
     reply.get::<HelloReply>().unwrap().gid
 }

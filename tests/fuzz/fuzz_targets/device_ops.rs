@@ -174,7 +174,7 @@ impl World {
     fn run(&mut self, id: usize, operation: Operation) {
         match operation {
             Operation::Hello => {
-                let body = HelloRequest { abi: 1.into(), driver_max_idx: 5.into() };
+                let body = HelloRequest { abi: 1.into(), flags: 0.into(), driver_max_idx: 5.into() };
                 let answer = self.fronts[id].call(Op::Hello, body.as_bytes());
                 let reply: HelloReply = answer.and_then(|a| a.get()).expect("HELLO works");
                 self.end(id);

@@ -279,7 +279,7 @@ impl Driver {
     }
 
     pub(super) fn hello(&mut self, rng: &mut Rng, wrong: bool) {
-        let hello = HelloRequest { abi: 1.into(), driver_max_idx: 4096.into() };
+        let hello = HelloRequest { abi: 1.into(), flags: 0.into(), driver_max_idx: 4096.into() };
         self.command(Op::Hello as u16, hello.as_bytes(), rng, wrong);
     }
 

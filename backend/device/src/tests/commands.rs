@@ -7,7 +7,9 @@ use virtio_ism_abi::{Chid, Gid, Status};
 use zerocopy::IntoBytes;
 
 use super::harness::{World, guest_body, request};
-use super::ism::{DeviceConfig, Fabric, FabricCaps, FabricConfig, JoinError, Limits, Outcome};
+use super::ism::{
+    CloseReason, DeviceConfig, Fabric, FabricCaps, FabricConfig, JoinError, Limits, Outcome,
+};
 
 const K64: u32 = 64 << 10;
 
@@ -45,8 +47,8 @@ fn before_hello_every_other_command_gets_estate() {
 fn hello_of_another_revision_changes_nothing() {
     let mut driver = World::new().driver("a");
     let gid = driver.gid;
-    for abi in [0, 2, u32::MAX] {
-        let body = HelloRequest { abi: abi.into(), driver_max_idx: 1.into() };
+    for (abi, flags) in [(0, 0), (2, 0), (u16::MAX, 0), (1, 2), (1, u16::MAX)] {
+        let body = HelloRequest { abi: abi.into(), flags: flags.into(), driver_max_idx: 1.into() };
         assert_eq!(driver.call(Op::Hello, body.as_bytes()), Err(Status::Einval));
     }
     assert_eq!(driver.device.info().gid, Some(gid));
@@ -105,7 +107,7 @@ fn unknown_ops_and_ops_of_features_not_accepted_are_refused() {
 fn a_reply_buffer_that_is_too_small_means_no_effect() {
     let mut driver = World::new().driver("a");
     let gid = driver.gid;
-    let hello = HelloRequest { abi: 1.into(), driver_max_idx: 9.into() };
+    let hello = HelloRequest { abi: 1.into(), flags: 0.into(), driver_max_idx: 9.into() };
     for room in [8, 31] {
         let Outcome::Reply(reply) = driver.device.command(&request(Op::Hello, 3, &hello), room)
         else {
@@ -135,6 +137,44 @@ fn query_gid_relates_and_tells_whether_both_can_map() {
     assert_eq!(a.query(c.gid), Ok(1));
     assert_eq!(a.query(Gid([7; 16])), Err(Status::Enodev));
     assert_eq!(a.stats()[stat::PEERS], 2);
+}
+
+#[test]
+fn drivers_of_different_byte_orders_share_no_memory() {
+    let world = World::new();
+    let (mut little, mut other) = (world.driver("a"), world.driver("b"));
+    let mut big = world.join("c").hello_of_other_order();
+    let mut big_too = world.join("d").hello_of_other_order();
+    for (one, peer) in [(&mut little, big.gid), (&mut big, other.gid)] {
+        assert_eq!(one.query(peer), Err(Status::Eorder));
+        assert_eq!(one.register(peer, 0, 16 << 10).err(), Some(Status::Eorder));
+        assert_eq!(one.device.info().peers, 0, "the peer is not related");
+    }
+    for (owner, user) in [(&mut little, &mut other), (&mut big, &mut big_too)] {
+        let token = owner.register(user.gid, 0, 16 << 10).unwrap().token.get();
+        assert!(user.attach(token).is_ok());
+    }
+    // A HELLO can change the order: its session has another GID.
+    let big = big.hello_of_other_order();
+    assert!(big_too.query(big.gid).is_ok());
+    assert!(little.query(world.driver("e").gid).is_ok());
+}
+
+#[test]
+fn on_loopback_a_driver_of_the_other_byte_order_reaches_no_dmb() {
+    let world = World::loopback();
+    let (mut owner, mut user) = (world.driver("a"), world.driver("b"));
+    let token = owner.register(user.gid, 0, 16 << 10).unwrap().token.get();
+    let mut big = world.join("c").hello_of_other_order();
+    assert_eq!(big.attach(token).err(), Some(Status::Enoent));
+    assert_eq!(big.kick(token), Status::Enoent);
+    for driver in [&mut owner, &mut big] {
+        let gid = driver.gid;
+        assert_eq!(driver.query(gid), Err(Status::Eorder));
+    }
+    assert!(user.attach(token).is_ok(), "what was shared before goes on");
+    big.device.close_session(CloseReason::Orderly);
+    assert!(owner.register(user.gid, 1, 16 << 10).is_ok());
 }
 
 #[test]
@@ -181,7 +221,7 @@ fn fields_of_register_that_are_never_legal_are_refused() {
 fn an_idx_is_below_the_drivers_bound_and_used_once() {
     let world = World::new();
     let (mut a, b) = (world.join("a"), world.driver("b"));
-    let hello = HelloRequest { abi: 1.into(), driver_max_idx: 10.into() };
+    let hello = HelloRequest { abi: 1.into(), flags: 0.into(), driver_max_idx: 10.into() };
     a.call(Op::Hello, hello.as_bytes()).unwrap();
     assert_eq!(a.register(b.gid, 10, K64).unwrap_err(), Status::Einval);
     let dmb = a.register(b.gid, 9, K64).unwrap();

@@ -304,8 +304,8 @@ fn unread_events_keep_no_memory_of_a_session_that_was_never_closed() {
     let clock: Arc<dyn Clock> = world.clock.clone();
     let rate = Limits::default().wake_rate();
     let handle = Arc::new(DeviceHandle::new(0, notifier.clone(), clock, rate, None));
-    let owner = DeviceSession::new(Gid([1; 16]), 1, handle.clone());
-    let user = DeviceSession::new(Gid([2; 16]), 1, handle);
+    let owner = DeviceSession::new(Gid([1; 16]), 1, false, handle.clone());
+    let user = DeviceSession::new(Gid([2; 16]), 1, false, handle);
     let gauges = world.fabric.gauges.clone();
     let slab = Slab::new(SlabPlan {
         serial: 0,

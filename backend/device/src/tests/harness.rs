@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use virtio_ism_abi::command::{
     AttachReply, BACKING_GUEST, BACKING_WINDOW, HelloReply, HelloRequest, LeftRequest, Op,
     QueryGidReply, QueryGidRequest, RegisterReply, RegisterRequest, ReleaseSlabRequest,
-    ReplyHeader, RequestHeader, SgEntry, SignalEventRequest, StatsReply, TokenRequest,
+    ReplyHeader, RequestHeader, SgEntry, SignalEventRequest, StatsReply, TokenRequest, hello_flags,
 };
 use virtio_ism_abi::event::Event;
 use virtio_ism_abi::mv::{MoveHeader, Segment, move_flags};
@@ -291,7 +291,7 @@ impl Driver {
     }
 
     pub fn hello(&mut self) -> HelloReply {
-        let body = HelloRequest { abi: 1.into(), driver_max_idx: u32::MAX.into() };
+        let body = HelloRequest { abi: 1.into(), flags: 0.into(), driver_max_idx: u32::MAX.into() };
         let reply: HelloReply = self.typed(Op::Hello, body.as_bytes()).unwrap();
         self.gid = reply.gid;
         while let Some(stale) = self.device.stale_map() {
@@ -301,9 +301,17 @@ impl Driver {
         reply
     }
 
+    /// HELLO of a driver on a machine of the other byte order than that of [`hello`](Self::hello).
+    pub fn hello_of_other_order(mut self) -> Driver {
+        let flags = hello_flags::BIG_ENDIAN.into();
+        let body = HelloRequest { abi: 1.into(), flags, driver_max_idx: u32::MAX.into() };
+        self.gid = self.typed::<HelloReply>(Op::Hello, body.as_bytes()).unwrap().gid;
+        self
+    }
+
     /// HELLO, possibly refused.
     pub fn try_hello(&mut self) -> Result<HelloReply, Status> {
-        let body = HelloRequest { abi: 1.into(), driver_max_idx: u32::MAX.into() };
+        let body = HelloRequest { abi: 1.into(), flags: 0.into(), driver_max_idx: u32::MAX.into() };
         self.typed(Op::Hello, body.as_bytes())
     }
 

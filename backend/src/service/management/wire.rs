@@ -168,7 +168,7 @@ pub struct Guest {
     pub faults: BTreeMap<String, u64>,
 }
 
-fn by_status(counts: &[u64; 12]) -> BTreeMap<String, u64> {
+fn by_status(counts: &[u64; Status::ALL.len()]) -> BTreeMap<String, u64> {
     let named = Status::ALL.iter().zip(counts);
     named.filter(|(_, n)| **n != 0).map(|(s, n)| (s.name().to_owned(), *n)).collect()
 }

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use virtio_ism_abi::command::{
     HelloReply, HelloRequest, LeftRequest, Op, QueryGidReply, QueryGidRequest, SignalEventRequest,
-    StatsReply, peer_flags,
+    StatsReply, hello_flags, peer_flags,
 };
 use virtio_ism_abi::config::{Config, Features};
 use virtio_ism_abi::event::{Event, SlabWake};
@@ -145,7 +145,11 @@ impl IsmDevice {
             return Err(config_error("dmb_max", config.dmb_max.get().into()));
         }
         let max_dmbs = options.max_dmbs.min(config.max_dmbs.get());
-        let hello = HelloRequest { abi: REVISION.into(), driver_max_idx: max_dmbs.into() };
+        let hello = HelloRequest {
+            abi: (REVISION as u16).into(),
+            flags: hello_flags::NATIVE.into(),
+            driver_max_idx: max_dmbs.into(),
+        };
         let mut reply = HelloReply::new_zeroed();
         command(&running, Op::Hello, hello.as_bytes(), reply.as_mut_bytes())?;
         if reply.gid == Gid::NONE {

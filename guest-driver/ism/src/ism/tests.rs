@@ -6,16 +6,18 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::Duration;
 
+use virtio_ism_abi::command::{HelloReply, HelloRequest, Op, hello_flags};
 use virtio_ism_abi::config::Features;
 use virtio_ism_abi::event::Event;
 use virtio_ism_abi::signal::{Sleepers, sleeper_word};
 use virtio_ism_abi::{Gid, Status, Token};
 
-use super::{DeliverError, IsmDevice, IsmError, OpenOptions, OwnDmb, PeerDmb, Prefer};
+use super::{DeliverError, IsmDevice, IsmError, OpenOptions, OwnDmb, PeerDmb, Prefer, command};
 use crate::transport::TransportError;
 use crate::transport::fake::FakeFabric;
 use crate::virtqueue::QueueError;
 use ism_sys::{WordWait, sleep_on_words};
+use zerocopy::{FromZeros, IntoBytes};
 
 const LEN: u32 = 64 << 10;
 
@@ -43,6 +45,21 @@ impl Pair {
         let peer = self.b.attach(own.token(), LEN).unwrap();
         (own, peer)
     }
+}
+
+#[test]
+fn a_peer_of_the_other_byte_order_is_refused_by_name() {
+    let Pair { fabric, a, .. } = pair(Prefer::Window);
+    let (other, mut reply) = (fabric.join(Features::all()), HelloReply::new_zeroed());
+    let hello = HelloRequest {
+        abi: 1.into(),
+        flags: (hello_flags::NATIVE ^ hello_flags::BIG_ENDIAN).into(),
+        driver_max_idx: 9.into(),
+    };
+    command(&other, Op::Hello, hello.as_bytes(), reply.as_mut_bytes()).unwrap();
+    let refused = |error| matches!(error, IsmError::Refused { status: Status::Eorder, .. });
+    assert!(refused(a.query_gid(reply.gid).unwrap_err()));
+    assert!(refused(a.register(reply.gid, LEN, 0).unwrap_err()));
 }
 
 fn events(device: &IsmDevice) -> Vec<Event> {

@@ -66,6 +66,7 @@ struct virtio_ism_config {
 #define VIRTIO_ISM_S_EAGAIN		9
 #define VIRTIO_ISM_S_ESTATE		10
 #define VIRTIO_ISM_S_E2SMALL		11
+#define VIRTIO_ISM_S_EORDER		12
 
 struct virtio_ism_request {
 	__le16 op;
@@ -79,8 +80,11 @@ struct virtio_ism_reply {
 	__le32 tag;
 };
 
+#define VIRTIO_ISM_HELLO_BIG_ENDIAN	1 /* the control words in this driver's DMBs */
+
 struct virtio_ism_hello {
-	__le32 abi;
+	__le16 abi;
+	__le16 flags;
 	__le32 driver_max_idx;
 };
 
