@@ -66,7 +66,8 @@ pub(crate) mod watched_listener;
 
 pub use faults::{FAULTS, Fault};
 
-/// ioctl(2) requests made after the start.
+/// ioctl(2) requests made after the start, for the filter of system calls.
+#[cfg(any(target_arch = "aarch64", target_arch = "x86_64"))]
 pub(crate) const IOCTLS: [u64; 3] = ism_device::shm::USERFAULT_REQUESTS;
 
 /// Opens descriptors the sandbox forbids to open later. Called before the sandbox.
