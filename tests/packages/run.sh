@@ -75,6 +75,11 @@ echo '127.0.0.1 localhost' >"$place/etc/hosts"
 # The tarball, which is for hosts without packages.
 archive=$(echo "$packages"/*.tar.gz)
 tar -C "$place/opt" -xf "$archive"
+# The oldest glibc of docs/operating.md and INSTALL.md. Files that are no programs have no symbols.
+oldest=GLIBC_2.34
+newest=$({ find "$place/opt" -type f -exec objdump -T {} + 2>/dev/null || true; } |
+    grep -oE 'GLIBC_2\.[0-9]+' | sort -Vu | tail -n 1)
+printf '%s\n' "$newest" "$oldest" | sort -VC || fail "the programs need $newest"
 mkdir "$place/srv/packages"
 cp "$packages"/*.deb "$place/srv/packages"
 
