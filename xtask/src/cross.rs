@@ -3,6 +3,7 @@
 
 mod exceptions;
 mod machine;
+mod system;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -38,6 +39,10 @@ pub(crate) struct Args {
     #[arg(long)]
     all: bool,
 
+    /// Run `smc demo` in a guest with Debian's kernel instead (aarch64).
+    #[arg(long, conflicts_with_all = ["only", "all"])]
+    system: bool,
+
     /// Install missing Debian packages, as root. CI=true says the same.
     #[arg(long)]
     install_deps: bool,
@@ -59,7 +64,11 @@ struct Suite {
 /// Packages or the standard library are missing, or something does not build.
 pub(crate) fn run(args: &Args, root: &Path) -> Result<ExitCode, ToolError> {
     let machine = args.machine;
-    ensure(machine, args.install_deps || tool::is_true("CI"))?;
+    let install = args.install_deps || tool::is_true("CI");
+    ensure(machine, install)?;
+    if args.system {
+        return system::run(machine, root, install);
+    }
     let begin = Instant::now();
     let suites = build(machine, &args.only, root)?;
     println!("{}: built in {} s", machine.name(), begin.elapsed().as_secs());
@@ -96,14 +105,8 @@ fn ensure(machine: Machine, install: bool) -> Result<(), ToolError> {
 /// Builds the unit tests of the crates.
 fn build(machine: Machine, only: &[String], root: &Path) -> Result<Vec<Suite>, ToolError> {
     let is_wanted = |name: &&str| only.is_empty() || only.iter().any(|wanted| wanted == name);
-    let mut cargo = Command::new(std::env::var_os("CARGO").ok_or(ToolError::NoVariable("CARGO"))?);
-    let linker =
-        format!("CARGO_TARGET_{}_LINKER", machine.target().replace('-', "_").to_uppercase());
-    cargo
-        .current_dir(root)
-        .env(linker, machine.linker())
-        .args(["test", "--no-run", "--lib", "--message-format=json-render-diagnostics"])
-        .args(["--target", &machine.target()]);
+    let mut cargo = machine.cargo(root)?;
+    cargo.args(["test", "--no-run", "--lib", "--message-format=json-render-diagnostics"]);
     for name in CRATES.iter().copied().filter(is_wanted) {
         cargo.args(["-p", name]);
     }

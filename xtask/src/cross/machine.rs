@@ -1,6 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The other machines.
 
+use std::path::Path;
+use std::process::Command;
+
+use crate::tool::ToolError;
+
 /// Another machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Machine {
@@ -25,6 +30,19 @@ impl Machine {
     /// The compiler of C, as linker.
     pub(super) fn linker(self) -> String {
         format!("{}-linux-gnu-gcc", self.name())
+    }
+
+    /// A command of cargo for this machine; its name comes first among the arguments to add.
+    ///
+    /// # Errors
+    /// The task was not started by cargo.
+    pub(super) fn cargo(self, root: &Path) -> Result<Command, ToolError> {
+        let target = self.target();
+        let linker = format!("CARGO_TARGET_{}_LINKER", target.replace('-', "_").to_uppercase());
+        let program = std::env::var_os("CARGO").ok_or(ToolError::NoVariable("CARGO"))?;
+        let mut cargo = Command::new(program);
+        cargo.current_dir(root).env(linker, self.linker()).env("CARGO_BUILD_TARGET", target);
+        Ok(cargo)
     }
 
     pub(super) fn emulator(self) -> String {
