@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! `cargo xtask cross aarch64 --system`: `smc demo` in a system guest with Debian's kernel, for what the
-//! user-mode emulation lacks: asynchronous IO, the filter of system calls, `futex_waitv`.
+//! `cargo xtask cross aarch64 --system`: `smc demo` in a system guest with Debian's kernel. The
+//! user-mode emulation lacks asynchronous IO, filters of system calls, and `futex_waitv`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use crate::packages::{apt_install, has_program};
 use crate::tool::{self, ToolError, at};
 
 const QEMU: &str = "qemu-system-aarch64";
-/// The package that names the kernel's.
+/// The package depending on the newest kernel.
 const KERNEL: &str = "linux-image-arm64";
 /// Longest run of the guest, seconds: an emulated processor is some 20 times slower.
 const LIMIT: &str = "900";
@@ -95,8 +95,8 @@ fn tree(machine: Machine, built: &Path, busybox: &Path) -> Result<Tree, ToolErro
     Ok(tree)
 }
 
-/// The unpacked files of a Debian package of arm64, downloaded once into `place`. For a package without
-/// files of its own: those of the package that it names.
+/// The unpacked files of a Debian package of arm64, downloaded once into `place`. `KERNEL` has no
+/// files of its own: its dependency is unpacked.
 fn unpack(place: &Path, package: &str) -> Result<PathBuf, ToolError> {
     let unpacked = place.join(package);
     if unpacked.join("done").exists() {
