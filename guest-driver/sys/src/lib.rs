@@ -19,6 +19,8 @@ mod filters;
 mod futex;
 mod held;
 pub mod interrupt;
+#[cfg(target_arch = "x86_64")]
+mod loader;
 mod mapping;
 mod memfd;
 mod once;
@@ -59,6 +61,8 @@ pub use futex::{
     MAX_WORDS, WordWait, can_sleep_on_words, sleep_on_private, sleep_on_words, wake_sleepers,
 };
 pub use held::{ForkLocks, LockGuardList, is_free, try_hold};
+#[cfg(target_arch = "x86_64")]
+pub use loader::Beginning;
 pub use mapping::{MapError, Reservation, SharedMem, map_memory, map_zeros};
 pub use memfd::{check_file_size, check_sealed, sealed_memfd};
 pub use once::OnceBox;
