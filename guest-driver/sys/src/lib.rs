@@ -62,7 +62,7 @@ pub use futex::{
 };
 pub use held::{ForkLocks, LockGuardList, is_free, try_hold};
 #[cfg(target_arch = "x86_64")]
-pub use loader::Beginning;
+pub use loader::{Beginning, LoadError, Loader};
 pub use mapping::{MapError, Reservation, SharedMem, map_memory, map_zeros};
 pub use memfd::{check_file_size, check_sealed, sealed_memfd};
 pub use once::OnceBox;

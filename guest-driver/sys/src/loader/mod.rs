@@ -1,6 +1,386 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A dynamic linker for a program without one, such as a static program.
+//!
+//! This process is about to execute the program. A *loader*, no child of this process, traces the
+//! process until the program's first instruction. There the loader has the process map the dynamic
+//! linker of glibc, gives the linker a stack of its own, and begins the linker in place of the program.
+//! The linker loads the libraries of LD_PRELOAD with a libc, and calls their constructors. One of these
+//! must begin the program: [`Beginning::of_this_process`]. The loader ends before the linker begins.
+//! Process id, parent, file, auxiliary vector, heap and stack of the program are the kernel's.
+//!
+//! If the loader fails before a change of the process, the program begins as usual. After a change, the
+//! loader or the kernel (PTRACE_O_EXITKILL) ends the process.
 
 mod beginning;
+mod linker;
+
+use std::ffi::{CStr, CString, c_int, c_long};
+use std::io::{self, PipeReader, Read, Write};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+
+use beginning::BEGINNING;
+use libc::{pid_t, user_regs_struct};
+use linker::{Linker, PAGE, down, up};
+use thiserror::Error;
 
 pub use beginning::Beginning;
+
+/// The dynamic linker of glibc.
+const LINKER: &CStr = c"/lib64/ld-linux-x86-64.so.2";
+/// The program for the linker: the smallest library of glibc. Its first instruction is never reached.
+const PROGRAM: &CStr = c"libdl.so.2";
+
+/// Bytes of the linker's stack, and the most words of arguments, environment and auxiliary vector.
+const STACK: u64 = 1 << 20;
+const MOST_WORDS: usize = 1 << 14;
+
+/// Why no dynamic linker can be loaded into the next program.
+#[derive(Debug, Error)]
+pub enum LoadError {
+    /// The dynamic linker of glibc is not there, or has an unknown form.
+    #[error("the dynamic linker of glibc cannot be used: {0}")]
+    Linker(io::Error),
+    /// There are no more processes or descriptors.
+    #[error("there is no process for loading: {0}")]
+    NoProcess(io::Error),
+    /// This process is traced already, or the kernel allows no tracing.
+    #[error("the kernel does not let this process be traced: {0} (a tracer, or Yama)")]
+    NotTraced(io::Error),
+}
+
+/// A loader that waits for the next program of this process.
+#[derive(Debug)]
+pub struct Loader {
+    /// The loader's process.
+    process: OwnedFd,
+}
+
+impl Loader {
+    /// Has the dynamic linker loaded into the next program executed by this process. The program has no
+    /// more rights than this process: a traced process gets none. This process has one thread.
+    ///
+    /// # Errors
+    /// [`LoadError`]: the next program begins as usual.
+    pub fn start() -> Result<Loader, LoadError> {
+        let linker = Linker::read(LINKER).map_err(LoadError::Linker)?;
+        // SAFETY: a number.
+        let process = unsafe { libc::getpid() };
+        let memory = CString::new(format!("/proc/{process}/mem")).unwrap_or_default();
+        let tracer = Tracer { process, memory, file: -1, linker, words: vec![0; MOST_WORDS] };
+        let pipes = || Ok((io::pipe()?, io::pipe()?));
+        let ((mut from, mut to_maker), (mut from_maker, mut to)) =
+            pipes().map_err(LoadError::NoProcess)?;
+        let failed = || LoadError::NoProcess(io::Error::last_os_error());
+        // SAFETY: this process has one thread, so the child may use all of its memory.
+        let between = match unsafe { libc::fork() } {
+            -1 => return Err(failed()),
+            // SAFETY: the same.
+            0 => match unsafe { libc::fork() } {
+                0 => {
+                    drop((from, to));
+                    tracer.run(&mut from_maker, &mut to_maker)
+                }
+                // SAFETY: ends the process between this one and the loader.
+                child => unsafe { libc::_exit(i32::from(child == -1)) },
+            },
+            between => between,
+        };
+        drop((from_maker, to_maker));
+        let mut status = 0;
+        // SAFETY: the status is valid until the call returns. The child ends at once.
+        while unsafe { libc::waitpid(between, &raw mut status, 0) } == -1 {
+            if io::Error::last_os_error().kind() != io::ErrorKind::Interrupted {
+                break;
+            }
+        }
+        let number = number(&mut from).map_err(LoadError::NoProcess)?;
+        // SAFETY: numbers. The loader waits for this process, so the id is the loader's.
+        let process = unsafe {
+            libc::prctl(libc::PR_SET_PTRACER, number as libc::c_ulong, 0, 0, 0);
+            libc::syscall(libc::SYS_pidfd_open, number, 0)
+        };
+        if process < 0 {
+            return Err(failed());
+        }
+        // SAFETY: a new descriptor.
+        let loader = Loader { process: unsafe { OwnedFd::from_raw_fd(process as c_int) } };
+        let answer = to.write_all(&[1]).and_then(|()| self::number(&mut from));
+        match answer.map_err(LoadError::NoProcess)? {
+            0 => Ok(loader),
+            error => Err(LoadError::NotTraced(io::Error::from_raw_os_error(error))),
+        }
+    }
+
+    /// Ends the loader: the program could not be executed.
+    pub fn withdraw(self) {
+        let process = self.process.as_fd().as_raw_fd();
+        // SAFETY: numbers. The kernel lets this process go.
+        unsafe { libc::syscall(libc::SYS_pidfd_send_signal, process, libc::SIGKILL, 0, 0) };
+    }
+}
+
+fn number(from: &mut PipeReader) -> io::Result<c_int> {
+    let mut bytes = [0u8; 4];
+    from.read_exact(&mut bytes)?;
+    Ok(c_int::from_ne_bytes(bytes))
+}
+
+/// The loader in its own process. After the trace has begun, no memory is allocated.
+struct Tracer {
+    process: pid_t,
+    memory: CString,
+    /// The memory of the process.
+    file: c_int,
+    linker: Linker,
+    words: Vec<u64>,
+}
+
+type Step<T> = Result<T, &'static str>;
+
+impl Tracer {
+    fn run(mut self, from_maker: &mut PipeReader, to_maker: &mut io::PipeWriter) -> ! {
+        // SAFETY: all zeros is an empty set, which libc fills. Only SIGKILL may end the loader.
+        unsafe {
+            let mut all = std::mem::zeroed();
+            libc::sigfillset(&raw mut all);
+            libc::sigprocmask(libc::SIG_BLOCK, &all, std::ptr::null_mut());
+        }
+        let mut say = |number: c_int| to_maker.write_all(&number.to_ne_bytes());
+        // SAFETY: a number.
+        let began = say(unsafe { libc::getpid() }).and_then(|()| from_maker.read_exact(&mut [0]));
+        if began.is_ok() {
+            let seized = self.ptrace(libc::PTRACE_SEIZE, 0, libc::PTRACE_O_TRACEEXEC as usize);
+            let error = io::Error::last_os_error().raw_os_error().unwrap_or(libc::EPERM);
+            let told = say(if seized == -1 { error } else { 0 });
+            if seized != -1 && told.is_ok() && self.await_exec() {
+                self.load();
+            }
+        }
+        // SAFETY: ends this process, and with it the trace.
+        unsafe { libc::_exit(0) }
+    }
+
+    /// `request`: a number whose type depends on the libc.
+    fn ptrace(&self, request: impl Into<i64>, address: usize, data: usize) -> c_long {
+        let request: i64 = request.into();
+        // SAFETY: requests about the traced process; data of this process live until the call returns.
+        unsafe { libc::syscall(libc::SYS_ptrace, request, self.process, address, data) }
+    }
+
+    /// The status of the process when it stops. `None`: the process has ended.
+    fn stopped(&self) -> Option<c_int> {
+        let mut status = 0;
+        loop {
+            // SAFETY: the status is valid until the call returns.
+            let got = unsafe { libc::waitpid(self.process, &raw mut status, libc::__WALL) };
+            if got == self.process {
+                return libc::WIFSTOPPED(status).then_some(status);
+            }
+            if io::Error::last_os_error().kind() != io::ErrorKind::Interrupted {
+                return None;
+            }
+        }
+    }
+
+    /// Waits for the execution of the program. Signals before that are the process's.
+    fn await_exec(&self) -> bool {
+        while let Some(status) = self.stopped() {
+            if status >> 8 == libc::SIGTRAP | libc::PTRACE_EVENT_EXEC << 8 {
+                return true;
+            }
+            let is_signal = status >> 16 == 0;
+            let signal = if is_signal { libc::WSTOPSIG(status) } else { 0 };
+            self.ptrace(libc::PTRACE_CONT, 0, signal as usize);
+        }
+        false
+    }
+
+    /// Loads the linker, or ends the process.
+    fn load(&mut self) {
+        // From here on the kernel ends the process if the loader dies.
+        self.ptrace(libc::PTRACE_SETOPTIONS, 0, libc::PTRACE_O_EXITKILL as usize);
+        // SAFETY: the path is this value's.
+        self.file = unsafe { libc::open(self.memory.as_ptr(), libc::O_RDWR | libc::O_CLOEXEC) };
+        let done = match self.file {
+            -1 => Ok(()),
+            _ => self.begin_linker(),
+        };
+        if let Err(step) = done {
+            let parts = ["smc run: the program was ended: ", step, " failed while loading SMC\n"];
+            for part in parts {
+                // SAFETY: text of this program.
+                unsafe { libc::write(libc::STDERR_FILENO, part.as_ptr().cast(), part.len()) };
+            }
+            // SAFETY: numbers.
+            unsafe { libc::kill(self.process, libc::SIGKILL) };
+            return;
+        }
+        self.ptrace(libc::PTRACE_SETOPTIONS, 0, 0);
+        self.ptrace(libc::PTRACE_DETACH, 0, 0);
+    }
+
+    fn registers(&self) -> Step<user_regs_struct> {
+        // SAFETY: all zeros is a value of this type, and the kernel fills the value.
+        let mut registers: user_regs_struct = unsafe { std::mem::zeroed() };
+        match self.ptrace(libc::PTRACE_GETREGS, 0, &raw mut registers as usize) {
+            -1 => Err("reading registers"),
+            _ => Ok(registers),
+        }
+    }
+
+    fn set_registers(&self, registers: &user_regs_struct) -> Step<()> {
+        match self.ptrace(libc::PTRACE_SETREGS, 0, std::ptr::from_ref(registers) as usize) {
+            -1 => Err("setting registers"),
+            _ => Ok(()),
+        }
+    }
+
+    fn write(&self, at: u64, bytes: &[u8]) -> Step<()> {
+        // SAFETY: bytes of this process.
+        let n = unsafe { libc::pwrite(self.file, bytes.as_ptr().cast(), bytes.len(), at as i64) };
+        if n == bytes.len() as isize { Ok(()) } else { Err("writing memory") }
+    }
+
+    fn read<const N: usize>(&self, at: u64) -> Step<[u8; N]> {
+        let mut bytes = [0u8; N];
+        // SAFETY: room of this process.
+        let n = unsafe { libc::pread(self.file, bytes.as_mut_ptr().cast(), N, at as i64) };
+        if n == N as isize { Ok(bytes) } else { Err("reading memory") }
+    }
+
+    /// Lets the process run to a breakpoint. Signals wait, as for a process that has not begun.
+    fn run_to_breakpoint(&self) -> Step<()> {
+        self.ptrace(libc::PTRACE_CONT, 0, 0);
+        loop {
+            let status = self.stopped().ok_or("running to the first instruction")?;
+            if status >> 8 == libc::SIGTRAP {
+                return Ok(());
+            }
+            let is_signal = status >> 16 == 0;
+            let signal = if is_signal { libc::WSTOPSIG(status) } else { 0 };
+            self.ptrace(libc::PTRACE_CONT, 0, signal as usize);
+        }
+    }
+
+    /// A system call of the process.
+    fn call(&self, at: u64, number: c_long, words: [u64; 6]) -> Step<u64> {
+        let mut registers = self.registers()?;
+        registers.rip = at;
+        registers.rax = number as u64;
+        registers.orig_rax = u64::MAX;
+        let [rdi, rsi, rdx, r10, r8, r9] = words;
+        (registers.rdi, registers.rsi, registers.rdx) = (rdi, rsi, rdx);
+        (registers.r10, registers.r8, registers.r9) = (r10, r8, r9);
+        self.set_registers(&registers)?;
+        self.run_to_breakpoint()?;
+        let result = self.registers()?.rax;
+        if result > -4096i64 as u64 { Err("a system call") } else { Ok(result) }
+    }
+
+    /// Brings the process to the linker's first instruction.
+    fn begin_linker(&mut self) -> Step<()> {
+        const BREAKPOINT: u8 = 0xcc;
+        let entry = self.registers()?.rip;
+        let before: [u8; 3] = self.read(entry)?;
+        self.write(entry, &[BREAKPOINT])?;
+        self.run_to_breakpoint()?;
+        let stack = self.registers()?.rsp;
+        self.write(entry, &[0x0f, 0x05, BREAKPOINT])?;
+        let base = self.map_linker(entry, stack)?;
+        let access = (libc::PROT_READ | libc::PROT_WRITE) as u64;
+        let kind = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE) as u64;
+        let room = self.call(entry, libc::SYS_mmap, [0, STACK, access, kind, u64::MAX, 0])?;
+        let top = self.fill_stack(room, base, stack)?;
+        self.write(entry, &before)?;
+        let mut registers = self.registers()?;
+        registers.rip = base + self.linker.entry;
+        registers.rsp = top;
+        registers.orig_rax = u64::MAX;
+        (registers.rax, registers.rdi, registers.rsi, registers.rdx) = (0, 0, 0, 0);
+        (registers.rcx, registers.r8, registers.r9) = (0, 0, 0);
+        (registers.r10, registers.r11) = (0, 0);
+        self.set_registers(&registers)
+    }
+
+    /// Maps the linker: its base.
+    fn map_linker(&self, entry: u64, stack: u64) -> Step<u64> {
+        // The kernel makes more of a stack than the first page.
+        let path = stack - 2 * PAGE;
+        self.write(path, LINKER.to_bytes_with_nul())?;
+        let flags = (libc::O_RDONLY | libc::O_CLOEXEC) as u64;
+        let file = self.call(entry, libc::SYS_open, [path, flags, 0, 0, 0, 0])?;
+        let private = libc::MAP_PRIVATE as u64;
+        let (fixed, anonymous) = (libc::MAP_FIXED as u64, libc::MAP_ANONYMOUS as u64);
+        let all = [0, self.linker.end(), 0, private | anonymous, u64::MAX, 0];
+        let base = self.call(entry, libc::SYS_mmap, all)?;
+        for segment in &self.linker.segments {
+            let begin = base + down(segment.address);
+            let in_file = base + segment.address + segment.in_file;
+            let end = up(base + segment.address + segment.in_memory);
+            let [access, from] = [segment.access, down(segment.offset)];
+            let words = [begin, up(in_file) - begin, access, private | fixed, file, from];
+            self.call(entry, libc::SYS_mmap, words)?;
+            if segment.in_memory > segment.in_file {
+                let zeros = [0u8; PAGE as usize];
+                let rest = (up(in_file) - in_file) as usize;
+                self.write(in_file, zeros.get(..rest).unwrap_or_default())?;
+            }
+            if end > up(in_file) {
+                let kind = private | fixed | anonymous;
+                let words = [up(in_file), end - up(in_file), access, kind, u64::MAX, 0];
+                self.call(entry, libc::SYS_mmap, words)?;
+            }
+        }
+        self.call(entry, libc::SYS_close, [file, 0, 0, 0, 0, 0])?;
+        Ok(base)
+    }
+
+    /// Fills the linker's stack: its stack pointer. The texts of the environment are the program's.
+    fn fill_stack(&mut self, room: u64, base: u64, stack: u64) -> Step<u64> {
+        let texts = room + STACK - PAGE;
+        self.write(texts, LINKER.to_bytes_with_nul())?;
+        let program = texts + LINKER.count_bytes() as u64 + 1;
+        self.write(program, PROGRAM.to_bytes_with_nul())?;
+        let mut words = std::mem::take(&mut self.words);
+        let mut used = 0;
+        let mut put = |word: u64| {
+            *words.get_mut(used).ok_or("copying the environment")? = word;
+            used += 1;
+            Ok(())
+        };
+        [2, texts, program, 0].into_iter().try_for_each(&mut put)?;
+        let count = u64::from_le_bytes(self.read(stack)?);
+        let mut at = stack + 8 * (count + 2);
+        loop {
+            let text = u64::from_le_bytes(self.read(at)?);
+            at += 8;
+            put(text)?;
+            if text == 0 {
+                break;
+            }
+        }
+        [BEGINNING, stack].into_iter().try_for_each(&mut put)?;
+        loop {
+            let kind = u64::from_le_bytes(self.read(at)?);
+            let value = u64::from_le_bytes(self.read(at + 8)?);
+            at += 16;
+            let value = match kind {
+                libc::AT_PHDR => base + self.linker.headers,
+                libc::AT_PHNUM => self.linker.count,
+                libc::AT_BASE => 0,
+                libc::AT_ENTRY => base + self.linker.entry,
+                _ => value,
+            };
+            [kind, value].into_iter().try_for_each(&mut put)?;
+            if kind == libc::AT_NULL {
+                break;
+            }
+        }
+        let top = (texts - 8 * used as u64) & !15;
+        let words = words.get(..used).unwrap_or_default();
+        // SAFETY: any bytes of words may be read.
+        let bytes = unsafe { std::slice::from_raw_parts(words.as_ptr().cast(), 8 * used) };
+        self.write(top, bytes)?;
+        Ok(top)
+    }
+}
