@@ -20,10 +20,10 @@ use super::threads;
 pub(crate) type Answer = fn(i64, [usize; 6]) -> Option<isize>;
 
 /// Numbers of system calls with a place in the table.
-const NUMBERS: usize = 512;
+pub(super) const NUMBERS: usize = 512;
 
 /// Not zero: the library answers the number.
-static CALLS: [AtomicU8; NUMBERS] = [const { AtomicU8::new(0) }; NUMBERS];
+pub(super) static CALLS: [AtomicU8; NUMBERS] = [const { AtomicU8::new(0) }; NUMBERS];
 static ANSWER: OnceBox<Answer> = OnceBox::new();
 
 /// Sets the numbers with an answer of the library.
@@ -36,18 +36,18 @@ pub(super) fn set(calls: &[i64], answer: Answer) {
 
 /// Registers of a call, as the entry has pushed them.
 #[repr(C)]
-struct Frame {
+pub(super) struct Frame {
     alignment: usize,
     /// The number of the call, then its result.
-    rax: usize,
+    pub(super) rax: usize,
     r9: usize,
     r8: usize,
     r10: usize,
     rdx: usize,
     rsi: usize,
-    rdi: usize,
+    pub(super) rdi: usize,
     /// The thunk's tail, and the program's stack pointer.
-    rcx: usize,
+    pub(super) rcx: usize,
     rsp: usize,
 }
 
@@ -58,13 +58,17 @@ struct Frame {
 unsafe extern "C" fn answer(frame: *mut Frame) -> u32 {
     threads::in_call();
     // SAFETY: the caller's promise.
-    let frame = unsafe { &mut *frame };
+    u32::from(ask(unsafe { &mut *frame }))
+}
+
+/// Asks the library for its answer. `false`: the call is the kernel's.
+pub(super) fn ask(frame: &mut Frame) -> bool {
     let words = [frame.rdi, frame.rsi, frame.rdx, frame.r10, frame.r8, frame.r9];
     let result = ANSWER.get().and_then(|answer| answer(frame.rax as i64, words));
     if let Some(result) = result {
         frame.rax = result as usize;
     }
-    u32::from(result.is_some())
+    result.is_some()
 }
 
 // One `threads::State` per thread.
@@ -80,9 +84,12 @@ std::arch::global_asm!(
     ".popsection",
 );
 
-/// The entry. rcx: the tail of the thunk, for kernel calls of a thread that is not busy. Behind the tail
-/// are the way back of a thread with an answer (2 bytes further), and a tail for all other kernel calls
-/// (16 bytes further).
+/// Bytes from the tail of a thunk to the way back of a thread with an answer, and to the tail for kernel
+/// calls of a busy thread and for other numbers.
+pub(super) const ANSWERED: usize = 2;
+pub(super) const OTHERS: usize = 16;
+
+/// The entry. rcx: the tail of the thunk, for kernel calls of a thread that is not busy.
 ///
 /// # Safety
 /// For thunks only.
@@ -136,7 +143,7 @@ pub(super) unsafe extern "C" fn enter() {
         "pop rcx",
         "pop rsp",
         "jz 4f",
-        "add rcx, 2",
+        "add rcx, {answered}",
         "jmp rcx",
         // The kernel's: not busy any more. The child of a vfork comes in by itself.
         "4:",
@@ -160,15 +167,20 @@ pub(super) unsafe extern "C" fn enter() {
         "pause",
         "jmp 3b",
         "7:",
-        "add rcx, 16",
+        "add rcx, {others}",
         "jmp rcx",
         ".cfi_endproc",
         numbers = const NUMBERS,
+        answered = const ANSWERED,
+        others = const OTHERS,
         calls = sym CALLS,
         ready = sym threads::READY,
         answer = sym answer,
     )
 }
+
+/// The prefix for the segment with the mark of a busy thread.
+pub(super) const PREFIX: u8 = 0x64;
 
 /// The address of the entry.
 pub(super) fn address() -> usize {

@@ -16,6 +16,7 @@ use std::os::unix::fs::MetadataExt;
 
 use entry::Answer;
 use guest_driver::go_program::GoProgram;
+use patch::Entry;
 
 use crate::selection::own_calls;
 
@@ -27,7 +28,10 @@ pub(crate) fn begin(calls: &[i64], answer: Answer) {
     let done = program.map_err(|why| why.to_string()).and_then(|program| {
         entry::set(calls, answer);
         threads::prepare()?;
-        patch::apply(&program)
+        // SAFETY: reads a table of the process.
+        let headers = unsafe { libc::getauxval(libc::AT_PHDR) as usize };
+        let (address, busy) = (entry::address(), threads::place_of_busy());
+        patch::apply(&program, headers, &Entry { address, prefix: entry::PREFIX, busy })
     });
     let Ok(data) = file.metadata() else { return };
     match done {

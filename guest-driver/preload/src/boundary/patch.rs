@@ -3,7 +3,6 @@
 
 use guest_driver::go_program::{GoProgram, Site};
 
-use super::{entry, threads};
 use crate::sys::raw;
 
 const PAGE: usize = 4096;
@@ -31,9 +30,17 @@ fn short_jump(from: usize, to: usize) -> Option<[u8; 2]> {
     Some([0xeb, distance as u8])
 }
 
+/// An entry: its address, and the mark of a busy thread.
+pub(super) struct Entry {
+    pub(super) address: usize,
+    /// The prefix for the segment with the mark, and the place of the mark there.
+    pub(super) prefix: u8,
+    pub(super) busy: i32,
+}
+
 /// The instructions of a thunk at an address. `slot`: the place with the address of the entry.
-/// `busy`: of the thread's mark, from the thread pointer. `back`: behind the program's system call.
-fn thunk(at: usize, slot: usize, busy: i32, back: usize) -> Option<[u8; THUNK]> {
+/// `back`: behind the program's system call.
+fn thunk(at: usize, slot: usize, entry: &Entry, back: usize) -> Option<[u8; THUNK]> {
     let distance = |from: usize, to: usize| i32::try_from(to.wrapping_sub(from) as isize).ok();
     let mut code = Vec::with_capacity(THUNK);
     // lea rcx, [rip + tail]
@@ -44,8 +51,8 @@ fn thunk(at: usize, slot: usize, busy: i32, back: usize) -> Option<[u8; THUNK]> 
     code.extend(distance(at + TAIL, slot)?.to_le_bytes());
     // The tail: syscall; mov byte ptr fs:[busy], 0; jmp back
     code.extend(Site::CALL);
-    code.extend([0x64, 0xc6, 0x04, 0x25]);
-    code.extend(busy.to_le_bytes());
+    code.extend([entry.prefix, 0xc6, 0x04, 0x25]);
+    code.extend(entry.busy.to_le_bytes());
     code.push(0);
     code.extend(jump(at + code.len(), back)?);
     // The other tail: syscall; jmp back
@@ -61,24 +68,23 @@ struct Change {
     room: (usize, [u8; Site::JUMP]),
 }
 
-/// Replaces the system calls of a program by jumps. No other thread runs the program's instructions.
+/// Replaces the system calls of a program by jumps to an entry. `headers`: of the program in memory. No other thread runs the program's
+/// instructions.
 ///
 /// # Errors
 /// The reason why nothing was changed.
-pub(super) fn apply(program: &GoProgram) -> Result<(), String> {
-    // SAFETY: reads a table of the process.
-    let headers = unsafe { libc::getauxval(libc::AT_PHDR) } as usize;
+pub(super) fn apply(program: &GoProgram, headers: usize, entry: &Entry) -> Result<(), String> {
     let moved = headers.wrapping_sub(program.headers as usize);
     let size = (8 + program.sites.len() * THUNK).next_multiple_of(PAGE);
     let base = program.lowest as usize + moved;
     let area = Area::near(base, size).ok_or("there is no memory near the program for jumps")?;
-    let mut code = entry::address().to_le_bytes().to_vec();
+    let mut code = entry.address.to_le_bytes().to_vec();
     let mut changes = Vec::new();
     for site in &program.sites {
         let at = area.at + code.len();
         let [call, room] = [site.call, site.room].map(|at| (at as usize).wrapping_add(moved));
         let made = || {
-            let thunk = thunk(at, area.at, threads::place_of_busy(), call + 2)?;
+            let thunk = thunk(at, area.at, entry, call + 2)?;
             let change =
                 Change { call: (call, short_jump(call, room)?), room: (room, jump(room, at)?) };
             Some((thunk, change))
@@ -210,7 +216,8 @@ mod tests {
     #[test]
     fn the_ways_out_of_a_thunk_are_where_the_entry_expects_them() {
         let (at, back) = (0x50_0000, 0x40_1002);
-        let code = thunk(at, 0x4f_fff8, -64, back).unwrap();
+        let entry = Entry { address: 0, prefix: 0x64, busy: -64 };
+        let code = thunk(at, 0x4f_fff8, &entry, back).unwrap();
         // lea rcx, [rip + 6]: the tail is behind the jump to the entry.
         assert_eq!(code[..7], [0x48, 0x8d, 0x0d, 6, 0, 0, 0]);
         assert_eq!(code[7..9], [0xff, 0x25]);
@@ -223,7 +230,7 @@ mod tests {
         // The other tail.
         assert_eq!(code[TAIL + 16..TAIL + 18], Site::CALL);
         assert_eq!(code[TAIL + 18..TAIL + 23], jump(at + TAIL + 18, back).unwrap());
-        assert_eq!(thunk(1 << 40, 1 << 40, 0, 0), None);
+        assert_eq!(thunk(1 << 40, 1 << 40, &entry, 0), None);
     }
 
     /// Pages with a system call in the middle of padding, in place of a program.
