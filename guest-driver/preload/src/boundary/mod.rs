@@ -8,6 +8,7 @@
 //! others. docs/go.md has the rules.
 
 mod entry;
+pub(crate) mod lent;
 mod patch;
 mod threads;
 
@@ -19,6 +20,15 @@ use guest_driver::go_program::GoProgram;
 use patch::Entry;
 
 use crate::selection::own_calls;
+
+/// The library's signal handlers, for programs whose threads are not libc's.
+#[derive(Clone, Copy)]
+pub(crate) struct Handlers {
+    /// The address of the table of the program's handlers, by signal.
+    pub(crate) table: usize,
+    /// The address of the library's handler of all signals.
+    pub(crate) library: usize,
+}
 
 /// Takes over the system calls of a program written in Go. `answer`: for the numbers in `calls`.
 /// Called before the program's first instruction.

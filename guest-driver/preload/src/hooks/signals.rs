@@ -9,6 +9,8 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use ism_sys::interrupt;
 use libc::{sigaction as Action, siginfo_t, sigset_t};
 
+#[cfg(target_arch = "x86_64")]
+use crate::boundary::{Handlers, lent};
 use crate::config;
 use crate::hooks::libc_symbols::call_libc;
 use crate::hooks::queued_signals;
@@ -51,7 +53,31 @@ fn place(signal: c_int) -> Option<&'static AtomicUsize> {
 }
 
 fn own() -> usize {
+    #[cfg(target_arch = "x86_64")]
+    if let Some(own) = lent::kernel_handler() {
+        return own;
+    }
     on_signal as Handler as usize
+}
+
+/// The table and the handler for a program whose threads are not libc's.
+#[cfg(target_arch = "x86_64")]
+pub(super) fn of_boundary() -> Handlers {
+    Handlers { table: HANDLERS.as_ptr() as usize, library: on_signal as Handler as usize }
+}
+
+/// Calls a handler of the program.
+///
+/// # Safety
+/// The arguments are the kernel's, and the handler is the program's.
+unsafe fn call(handler: usize, signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
+    #[cfg(target_arch = "x86_64")]
+    if lent::kernel_handler().is_some() {
+        // SAFETY: the caller's promises. Such a thread comes here from the library only.
+        return unsafe { lent::call_handler(handler, signal, info, context) };
+    }
+    // SAFETY: the caller's promises.
+    unsafe { std::mem::transmute::<usize, Handler>(handler)(signal, info, context) }
 }
 
 /// Whether a value is the address of a function: not SIG_DFL, SIG_IGN, SIG_HOLD or SIG_ERR.
@@ -70,7 +96,7 @@ unsafe extern "C-unwind" fn on_signal(signal: c_int, info: *mut siginfo_t, conte
     }
     if ONCE.load(Ordering::Relaxed) == 0 && !interrupt::is_inside() && !queued_signals::any() {
         // SAFETY: the program's handler, called as by the kernel.
-        return unsafe { std::mem::transmute::<usize, Handler>(handler)(signal, info, context) };
+        return unsafe { call(handler, signal, info, context) };
     }
     // SAFETY: the kernel's arguments.
     unsafe { rarely(signal, info, context, handler) }
@@ -108,7 +134,7 @@ unsafe fn rarely(signal: c_int, info: *mut siginfo_t, context: *mut c_void, hand
         unsafe { queued_signals::put_in_order(signal, info) };
     }
     // SAFETY: the program's handler.
-    let call = || unsafe { std::mem::transmute::<usize, Handler>(handler)(signal, info, context) };
+    let call = || unsafe { call(handler, signal, info, context) };
     if is_fault { interrupt::outside(call) } else { call() }
 }
 
