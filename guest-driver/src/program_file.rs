@@ -144,11 +144,15 @@ fn elf(file: &File) -> Option<Result<(), Obstacle>> {
             let mut path = vec![0u8; len];
             file.read_exact_at(&mut path, word::<8>(&entry, 8)?).ok()?;
             let path = String::from_utf8_lossy(path.split(|byte| *byte == 0).next()?).into_owned();
-            let is_glibc = path.rsplit('/').next().is_some_and(|name| name.starts_with("ld-linux"));
-            return Some(if is_glibc { Ok(()) } else { Err(Obstacle::OtherLibc(path)) });
+            return Some(if is_of_glibc(&path) { Ok(()) } else { Err(Obstacle::OtherLibc(path)) });
         }
     }
     Some(Err(Obstacle::Static))
+}
+
+/// Whether a dynamic linker is glibc's.
+pub(crate) fn is_of_glibc(linker: &str) -> bool {
+    linker.rsplit('/').next().is_some_and(|name| name.starts_with("ld-linux"))
 }
 
 /// Whether a program or library is written in Go.

@@ -28,6 +28,8 @@ pub enum Door {
     Libc,
     /// The program is written in Go, and makes system calls by functions of its own.
     SystemCalls,
+    /// Variant of [`Door::SystemCalls`] for a program without a dynamic linker.
+    LoadedSystemCalls,
 }
 
 /// Why a program has no door.
@@ -55,7 +57,11 @@ pub fn door(
         Err(Obstacle::Go) => {
             let (file, _) = program_file::file_of(program, find)?;
             let read = GoProgram::read(&file);
-            Some(read.map(|_| Door::SystemCalls).map_err(NoDoor::Go))
+            let door = |program: GoProgram| match program.is_static {
+                true => Door::LoadedSystemCalls,
+                false => Door::SystemCalls,
+            };
+            Some(read.map(door).map_err(NoDoor::Go))
         }
         Err(obstacle) => Some(Err(NoDoor::File(obstacle))),
     }
@@ -69,6 +75,10 @@ const VERSIONS: std::ops::RangeInclusive<u32> = 19..=25;
 pub struct GoProgram {
     /// The places of system calls.
     pub sites: Vec<Site>,
+    /// Whether the threads of the program are libc's, as with cgo.
+    pub has_libc: bool,
+    /// Whether the program has no dynamic linker.
+    pub is_static: bool,
     /// The lowest address of the file, before relocation.
     pub lowest: u64,
     /// The address of the program headers, before relocation.
@@ -90,12 +100,11 @@ impl GoProgram {
         }
         let unreadable = || GoObstacle::Table("the file cannot be read");
         let object = Object::read(file).ok_or_else(unreadable)?;
-        if object.segment(PT_INTERP).is_none() {
-            return Err(GoObstacle::Static);
+        let linker = linker(&object);
+        if let Some(linker) = linker.as_ref().filter(|linker| !program_file::is_of_glibc(linker)) {
+            return Err(GoObstacle::OtherLinker(linker.clone()));
         }
-        if !needs_libc(&object) {
-            return Err(GoObstacle::NoLibc);
-        }
+        let has_libc = needs_libc(&object);
         let version = version(file, &object).unwrap_or_default();
         if !minor(&version).is_some_and(|minor| VERSIONS.contains(&minor)) {
             return Err(GoObstacle::Version(version));
@@ -105,14 +114,14 @@ impl GoProgram {
         let bytes = bytes.bytes.get(bytes.skipped..).unwrap_or_default();
         let table = table::FunctionTable::new(bytes)?;
         let text = text_start(&object, bytes, at).ok_or(GoObstacle::Table("it has no address"))?;
-        let sites = sites::find(&object, &table, text)?;
+        let sites = sites::find(&object, &table, text, has_libc)?;
         let own = text..text.saturating_add(u64::from(table.end()));
         if object.makes_socket_calls_outside(Some(&own)) != Some(false) {
             return Err(GoObstacle::OwnCalls);
         }
         let lowest = object.lowest().ok_or_else(unreadable)?;
         let headers = object.headers().ok_or_else(unreadable)?;
-        Ok(GoProgram { sites, lowest, headers })
+        Ok(GoProgram { sites, has_libc, is_static: linker.is_none(), lowest, headers })
     }
 }
 
@@ -139,6 +148,14 @@ fn dynamic(object: &Object<'_>) -> Vec<(u64, u64)> {
 
 fn value(dynamic: &[(u64, u64)], kind: u64) -> Option<u64> {
     dynamic.iter().find(|entry| entry.0 == kind).map(|entry| entry.1)
+}
+
+/// The path of the dynamic linker.
+fn linker(object: &Object<'_>) -> Option<String> {
+    let segment = object.segment(PT_INTERP)?;
+    let path = object.read_at(segment.address, segment.size.min(256) as usize).unwrap_or_default();
+    let path = path.split(|byte| *byte == 0).next().unwrap_or_default();
+    Some(String::from_utf8_lossy(path).into_owned())
 }
 
 /// Whether the dynamic linker loads glibc for the program. Such a program has cgo, or libraries in

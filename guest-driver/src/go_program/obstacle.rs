@@ -6,12 +6,9 @@ use thiserror::Error;
 /// Why the library cannot take over the system calls of a program written in Go.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum GoObstacle {
-    /// The program has no dynamic linker.
-    #[error("it is linked statically, so no library can be loaded into it")]
-    Static,
-    /// The threads of the program are not libc's.
-    #[error("its threads are not made by libc (it is built without cgo)")]
-    NoLibc,
+    /// The dynamic linker is another one than glibc's.
+    #[error("its dynamic linker is not glibc's ({0})")]
+    OtherLinker(String),
     /// The library knows no place of system calls on this machine.
     #[error("system calls of Go are taken over on x86-64 only")]
     Machine,

@@ -50,28 +50,35 @@ const OTHERS: [&str; 13] = [
     "golang.org/x/sys/unix.RawSyscallNoError",
 ];
 
+/// Functions with system calls that make and end threads and set signal handlers, in a program whose
+/// threads are not libc's. All of them must be there.
+const OF_THREADS: [&str; 3] = ["runtime.clone", "runtime.exitThread", "runtime.rt_sigaction"];
+
 /// The longest function with a search for system calls.
 const LONGEST: u32 = 1 << 20;
 /// Bytes at each side of a site with a search for room.
 const REACH: u32 = 120;
 
-fn is_known(name: &str) -> bool {
+fn is_known(name: &str, has_libc: bool) -> bool {
     // A package may have a copy of another one.
     let is_same = |known: &str| {
         let path = name.strip_suffix(known);
         path.is_some_and(|path| path.is_empty() || path.ends_with("vendor/"))
     };
-    MAIN.contains(&name) || OTHERS.iter().any(|known| is_same(known))
+    MAIN.contains(&name)
+        || !has_libc && OF_THREADS.contains(&name)
+        || OTHERS.iter().any(|known| is_same(known))
 }
 
-/// Finds all system calls. `text`: the address of the first function.
+/// Finds all system calls. `text`: the address of the first function. `has_libc`: the threads are libc's.
 pub(super) fn find(
     object: &Object<'_>,
     table: &FunctionTable<'_>,
     text: u64,
+    has_libc: bool,
 ) -> Result<Vec<Site>, GoObstacle> {
     let mut rooms = Rooms::default();
-    let (mut sites, mut has_main) = (Vec::new(), false);
+    let (mut sites, mut has_main, mut of_threads) = (Vec::new(), false, OF_THREADS.to_vec());
     for function in table.in_assembly() {
         let function = function?;
         let name = String::from_utf8_lossy(function.name);
@@ -82,25 +89,27 @@ pub(super) fn find(
         let code = object
             .read_at(text + u64::from(function.begin), length as usize)
             .ok_or(GoObstacle::Table("a function is outside of the file"))?;
-        for at in calls(&code, &name)? {
+        for at in calls(&code, is_known(&name, has_libc), &name)? {
             let call = function.begin + at;
             let room = rooms.take(object, table, text, call);
             let room = room.ok_or_else(|| GoObstacle::NoRoom(name.clone().into_owned()))?;
             has_main |= MAIN.contains(&&*name);
+            of_threads.retain(|known| *known != name);
             sites.push(Site { call: text + u64::from(call), room });
         }
     }
-    if has_main { Ok(sites) } else { Err(GoObstacle::NoFunction) }
+    let has_threads = has_libc || of_threads.is_empty();
+    if has_main && has_threads { Ok(sites) } else { Err(GoObstacle::NoFunction) }
 }
 
 /// The places of the system calls of a function to take over.
-fn calls(code: &[u8], name: &str) -> Result<Vec<u32>, GoObstacle> {
+fn calls(code: &[u8], is_known: bool, name: &str) -> Result<Vec<u32>, GoObstacle> {
     let mut places = Vec::new();
     let unknown = || Err(GoObstacle::Function(name.into()));
     for at in kernel_calls::candidates(code) {
         let Some(head) = code.get(..at + Site::CALL.len()) else { continue };
         let is_call = head.ends_with(&Site::CALL);
-        match (kernel_calls::number_of_last(head), is_known(name)) {
+        match (kernel_calls::number_of_last(head), is_known) {
             // Another instruction has these bytes.
             (None, false) => {}
             (Some(_), true) if is_call => places.push(at as u32),
@@ -153,7 +162,7 @@ mod tests {
     const SYSCALL: [u8; 2] = Site::CALL;
 
     fn of(name: &str, code: &[&[u8]]) -> Result<Vec<u32>, GoObstacle> {
-        calls(&code.concat(), name)
+        calls(&code.concat(), is_known(name, true), name)
     }
 
     #[test]
@@ -170,6 +179,16 @@ mod tests {
         assert_eq!(of("runtime.write1", &[&write, &SYSCALL]), Ok(vec![5]));
         assert_eq!(of("runtime.futex", &[&futex, &SYSCALL]), Ok(vec![]));
         assert_eq!(of("crypto.sum", &[&inside]), Ok(vec![]));
+    }
+
+    #[test]
+    fn calls_of_threads_are_taken_over_where_threads_are_not_libcs() {
+        let clone = [0xb8, 0x38, 0, 0, 0]; // mov eax, 56
+        let code = [&clone[..], &SYSCALL].concat();
+        for (has_libc, places) in [(true, vec![]), (false, vec![5])] {
+            let is_known = is_known("runtime.clone", has_libc);
+            assert_eq!(calls(&code, is_known, "runtime.clone"), Ok(places));
+        }
     }
 
     #[test]

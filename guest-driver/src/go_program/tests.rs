@@ -65,12 +65,15 @@ mod files {
             }
         };
         let dynamic = ["-no-pie", "-Wl,--no-as-needed"];
-        assert_eq!(of("go1.24.4", &["-static"]), GoObstacle::Static);
+        let table = GoObstacle::Table("it was not found");
+        assert_eq!(of("go1.24.4", &["-static"]), table);
+        let musl = "/lib/ld-musl-x86_64.so.1";
+        let linker = format!("-Wl,-I{musl}");
         assert_eq!(
-            of("go1.24.4", &["-no-pie", "-nostdlib", "-Wl,-I/lib64/ld-linux.so"]),
-            GoObstacle::Static
+            of("go1.24.4", &["-pie", "-nostdlib", &linker]),
+            GoObstacle::OtherLinker(musl.into())
         );
         assert_eq!(of("go1.14.4", &dynamic), GoObstacle::Version("go1.14.4".into()));
-        assert_eq!(of("go1.24.4", &dynamic), GoObstacle::Table("it was not found"));
+        assert_eq!(of("go1.24.4", &dynamic), table);
     }
 }

@@ -2,9 +2,9 @@
 //! The function called when the library is loaded.
 
 use super::fork_and_exit::{before_fork, end_quickly, in_child, in_parent, in_untold_child};
-#[cfg(target_arch = "x86_64")]
-use super::syscall;
 use super::{escapes, exec, libc_symbols, rebinding};
+#[cfg(target_arch = "x86_64")]
+use super::{signals, syscall};
 #[cfg(target_arch = "x86_64")]
 use crate::boundary;
 use crate::config::RunConfig;
@@ -24,6 +24,12 @@ const PROOF: &str = "SMC_RUN_PROOF";
 static BEGIN: extern "C" fn() = begin;
 
 extern "C" fn begin() {
+    load();
+    #[cfg(target_arch = "x86_64")]
+    boundary::run_static_program(PROOF);
+}
+
+fn load() {
     let behind = rebinding::objects_behind();
     clock::find(behind.iter().flatten());
     libc_symbols::find_all(&behind);
@@ -69,7 +75,7 @@ extern "C" fn begin() {
         (0..=2).for_each(escapes::leave_standard);
         #[cfg(target_arch = "x86_64")]
         if config::get().is_some_and(|config| config.go) {
-            boundary::begin(&syscall::ANSWERED, syscall::answer);
+            boundary::begin(&syscall::ANSWERED, syscall::answer, signals::of_boundary());
         }
     }
 }

@@ -43,6 +43,11 @@ pub(super) fn program(name: &OsStr) -> Result<Finding, CliError> {
         Some(Ok(Door::SystemCalls)) => {
             of(Status::Ok, "it is written in Go, and smc run --go takes over its system calls")
         }
+        Some(Ok(Door::LoadedSystemCalls)) => of(
+            Status::Ok,
+            "it is a static program in Go, and smc run --go loads the library and takes over its \
+             system calls",
+        ),
         Some(Err(why)) => of(Status::No, &format!("stays on TCP under smc run: {why}")),
         None => of(Status::Broken, "the file does not tell whether smc run reaches it"),
     })

@@ -42,7 +42,7 @@ pub(crate) fn find(name: &OsStr) -> Result<PathBuf, NoProgram> {
 /// are taken over.
 pub(crate) fn obstacle(program: &Path, go: bool) -> Option<NoDoor> {
     match door(program)? {
-        Ok(Door::SystemCalls) if !go => Some(NoDoor::Unwanted),
+        Ok(Door::SystemCalls | Door::LoadedSystemCalls) if !go => Some(NoDoor::Unwanted),
         door => door.err(),
     }
 }

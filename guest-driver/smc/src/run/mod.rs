@@ -7,6 +7,7 @@ mod io_uring;
 mod kernel;
 mod library;
 mod load_check;
+mod loader;
 mod option;
 mod rule;
 
@@ -17,6 +18,7 @@ use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 
 use clap::{ArgAction, Args};
+use guest_driver::go_program::Door;
 use guest_driver::traffic;
 
 use crate::error::CliError;
@@ -63,8 +65,8 @@ Examples:
   smc run --status /tmp/status --peer 10.0.0.0/8 curl http://10.0.0.2/
   smc run --always '*:80' ab -n 1000 http://10.0.0.2/
 
-Left on TCP, with a notice (an error with --strict): static programs, programs in Go without
---go (\"smc doctor PROGRAM\" tells of each), programs for another libc, and those with more rights than their user (setuid).
+Left on TCP, with a notice (an error with --strict): programs in Go without
+--go (\"smc doctor PROGRAM\" tells of each), other static programs, programs for another libc, and those with more rights than their user (setuid).
 io_uring is not offered to the program, which then uses epoll.
 
 Exit status: that of the program; 125 if \"smc run\" itself fails, 126 if the program is found and
@@ -197,7 +199,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode, CliError> {
     if by_kernel {
         let lacks = crate::kernel::obstacle().filter(|_| args.strict);
         let prepared = lacks.map_or(prepared, Err);
-        return start(command, args, name, prepared, |command, library| {
+        return start(command, args, name, prepared, false, |command, library| {
             kernel::prepare(command, library::preload(&library));
             load_check::request(command, &name.to_string_lossy(), args.strict)
         });
@@ -210,7 +212,8 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode, CliError> {
         true => prepared.and_then(|library| device::check(&devices).map(|()| library)),
         false => prepared,
     };
-    start(command, args, name, prepared, |command, library| {
+    let has_linker = inspect::door(&program) != Some(Ok(Door::LoadedSystemCalls));
+    start(command, args, name, prepared, !has_linker, |command, library| {
         let proof = prepare(command, &library, args, devices, name)?;
         io_uring::withhold();
         // The filters end the process for no tested call, so the library need not test again.
@@ -223,30 +226,54 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode, CliError> {
 }
 
 /// Replaces this process by the program. `prepare` makes the program ready unless something is
-/// missing.
+/// missing. `loads`: the program has no dynamic linker, and gets one.
 fn start(
     mut command: Command,
     args: &RunArgs,
     name: &OsString,
     prepared: Result<PathBuf, String>,
+    loads: bool,
     prepare: impl FnOnce(&mut Command, PathBuf) -> Result<WatchedProgram, CliError>,
 ) -> Result<ExitCode, CliError> {
-    let proof = match prepared {
+    let mut proof = match prepared {
         Ok(library) => Some(prepare(&mut command, library)?),
-        Err(why) if args.strict => {
-            return Err(CliError::Run { program: name.to_string_lossy().into(), why });
-        }
         Err(why) => {
-            let name = crate::output::printable(&name.to_string_lossy());
-            crate::output::note(&format!("smc run: {name} stays on TCP: {why}"));
+            stays_on_tcp(args, name, why)?;
             None
         }
     };
+    let mut loader = None;
+    if loads && let Some(watched) = proof.take() {
+        match loader::start() {
+            Ok(started) => (loader, proof) = (Some(started), Some(watched)),
+            Err(why) => {
+                watched.withdraw();
+                command.env_remove("SMC_RUN_PROOF");
+                stays_on_tcp(args, name, why)?;
+            }
+        }
+    }
     let error = command.exec();
+    if let Some(loader) = loader {
+        loader.withdraw();
+    }
     if let Some(proof) = proof {
         proof.withdraw();
     }
     Err(CliError::Exec { program: name.to_string_lossy().into(), source: error })
+}
+
+/// Says why the program stays on TCP.
+///
+/// # Errors
+/// With `--strict`.
+fn stays_on_tcp(args: &RunArgs, name: &OsString, why: String) -> Result<(), CliError> {
+    if args.strict {
+        return Err(CliError::Run { program: name.to_string_lossy().into(), why });
+    }
+    let name = crate::output::printable(&name.to_string_lossy());
+    crate::output::note(&format!("smc run: {name} stays on TCP: {why}"));
+    Ok(())
 }
 
 fn list<'a>(rules: impl IntoIterator<Item = &'a Rule>) -> String {
