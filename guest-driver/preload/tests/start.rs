@@ -124,3 +124,78 @@ fn connections_do_not_wait_one_after_the_other_for_a_daemon_that_hangs() {
     assert!((1..=2).contains(&asked), "asked {asked} times");
     assert_eq!(fabric.decided().0, 0);
 }
+
+/// A static program, and its output about its own beginning.
+#[cfg(target_arch = "x86_64")]
+const BEGINNING: &str = r#"
+#define _GNU_SOURCE
+#include <elf.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+static __thread int own = 7;
+int main(int argc, char **argv, char **environment) {
+    for (int i = 0; i < argc; i++) printf("argument %s\n", argv[i]);
+    for (; *environment; environment++) printf("variable %s\n", *environment);
+    Elf64_auxv_t *entry = (Elf64_auxv_t *)(environment + 1);
+    for (; entry->a_type != AT_NULL; entry++) {
+        int is_address = entry->a_type == AT_RANDOM || entry->a_type == AT_EXECFN
+            || entry->a_type == AT_PLATFORM || entry->a_type == AT_SYSINFO_EHDR;
+        printf("entry %ld %lx\n", entry->a_type, is_address ? 0 : entry->a_un.a_val);
+    }
+    char text[4096] = "", line[256];
+    if (readlink("/proc/self/exe", text, sizeof text - 1) < 0) return 1;
+    FILE *status = fopen("/proc/self/status", "r");
+    while (fgets(line, sizeof line, status))
+        if (!strncmp(line, "Sig", 3) || !strncmp(line, "Shd", 3) || !strncmp(line, "Threads", 7)
+            || !strncmp(line, "TracerPid", 9) || !strncmp(line, "PPid", 4)) printf("%s", line);
+    printf("file %s, own %d, parent %d\n", text, own, getppid());
+    return 5;
+}
+"#;
+
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn a_static_program_begins_as_without_a_loader() {
+    let fabric = Fabric::without_daemon();
+    let (source, program) = (fabric.file("beginning.c"), fabric.file("beginning"));
+    std::fs::write(&source, BEGINNING).unwrap();
+    let mut cc = std::process::Command::new("cc");
+    assert!(cc.args(["-static", "-o"]).args([&program, &source]).status().unwrap().success());
+    let run = |loads: bool| {
+        let mut command = fabric.smc(&program);
+        let load = move || match loads {
+            // The loader waits for the program.
+            true => ism_sys::Loader::start().map(std::mem::forget).map_err(std::io::Error::other),
+            false => Ok(()),
+        };
+        // SAFETY: the child has one thread, and its copy of the allocator is usable.
+        let output = unsafe { command.args(["one", ""]).pre_exec(load) }.output().unwrap();
+        assert_eq!(output.status.code(), Some(5), "{output:?}");
+        (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap())
+    };
+    assert_eq!(run(true), run(false));
+}
+
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn a_traced_process_gets_no_loader() {
+    let load = || {
+        // SAFETY: an all-zero set is valid. A signal would stop the process for its tracer.
+        unsafe {
+            let mut all = std::mem::zeroed();
+            libc::sigfillset(&raw mut all);
+            libc::sigprocmask(libc::SIG_BLOCK, &all, std::ptr::null_mut());
+            libc::ptrace(libc::PTRACE_TRACEME, 0, 0, 0);
+        }
+        match ism_sys::Loader::start() {
+            Err(ism_sys::LoadError::NotTraced(error)) => Err(error),
+            _ => Ok(()),
+        }
+    };
+    let mut command = std::process::Command::new("true");
+    // SAFETY: the child has one thread, and its copy of the allocator is usable.
+    let error = unsafe { command.pre_exec(load) }.spawn().unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(libc::EPERM));
+}

@@ -115,20 +115,29 @@ fn hyper_and_reqwest() {
     .run(&net);
 }
 
-/// Builds a program in Go, of one file. Programs of cgo are linked dynamically.
-fn build_go(dir: &TestDir, source: &str, cgo: bool) -> String {
+/// How a program in Go is linked: with libc, with a dynamic linker only, or without one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Linked {
+    Cgo,
+    Pie,
+    Static,
+}
+
+/// Builds a program in Go, of one file.
+fn build_go(dir: &TestDir, source: &str, linked: Linked) -> String {
     let code = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/code")).join(source);
-    let program = dir.path(format!("{source}.{cgo}"));
+    let program = dir.path(format!("{source}.{linked:?}"));
     let mut build = Command::new("go");
-    build.args(["build", "-o"]).arg(&program).arg(code);
-    build.env("CGO_ENABLED", if cgo { "1" } else { "0" }).env("GOCACHE", dir.path("cache"));
+    let mode = if linked == Linked::Pie { "pie" } else { "default" };
+    build.args(["build", "-buildmode", mode, "-o"]).arg(&program).arg(code);
+    let cgo = if linked == Linked::Cgo { "1" } else { "0" };
+    build.env("CGO_ENABLED", cgo).env("GOCACHE", dir.path("cache"));
     compile(build.env("GOFLAGS", "-mod=mod").current_dir(dir));
-    assert_eq!(is_dynamic(&program), cgo);
+    assert_eq!(is_dynamic(&program), linked != Linked::Static);
     program.display().to_string()
 }
 
-/// The system calls of a dynamic program are taken over. `smc run` prints a message about a static one,
-/// and leaves the program on TCP.
+/// The system calls of the program are taken over.
 #[test]
 #[ignore = "tests/programs.sh installs the programs and runs it"]
 fn go_web() {
@@ -137,12 +146,11 @@ fn go_web() {
     }
     let net = Net::new();
     let dir = TestDir::for_programs();
-    // No other machine than x86-64 has the door for dynamic programs.
-    let dynamic = if cfg!(target_arch = "x86_64") { Carried::Both } else { Carried::Never };
-    for (name, cgo, carried) in
-        [("Go, HTTP, static", false, Carried::Never), ("Go, HTTP, dynamic", true, dynamic)]
+    // No other machine than x86-64 has the door.
+    let carried = if cfg!(target_arch = "x86_64") { Carried::Both } else { Carried::Never };
+    for (name, linked) in [("Go, HTTP, static", Linked::Static), ("Go, HTTP, dynamic", Linked::Cgo)]
     {
-        web(name, &[], &build_go(&dir, "web.go", cgo), ":", carried, &net);
+        web(name, &[], &build_go(&dir, "web.go", linked), ":", carried, &net);
     }
 }
 
@@ -157,13 +165,17 @@ fn go_checked() {
     }
     let net = Net::new();
     let dir = TestDir::for_programs();
-    let go = build_go(&dir, "checked.go", true);
+    let [go, pie, linked] = [Linked::Cgo, Linked::Pie, Linked::Static]
+        .map(|linked| build_go(&dir, "checked.go", linked));
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/code/checked.py");
     let python = format!("python3 {script}");
     for (name, server, client, requests) in [
         ("Go, every byte", &go, &go, times(10_000, 100_000)),
         ("Go, client in Python", &go, &python, 3000),
         ("Go, server in Python", &python, &go, 3000),
+        ("Go without cgo, every byte", &pie, &pie, times(10_000, 100_000)),
+        ("Go, static, every byte", &linked, &linked, times(10_000, 100_000)),
+        ("Go, static, server in Python", &python, &linked, 3000),
     ] {
         let server = |place: &Place| {
             let Place { address, port, .. } = place;
