@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
-use smc_core::handshake::{self, IsmDevice as Offered, Kinds, Tolerance};
+use smc_core::handshake::{self, DeclineReason, IsmDevice as Offered, Kinds, Tolerance};
 use smc_core::wire::clc::{CarrierOptions, Limits};
 use smc_core::wire::ids::{Chid, Gid as WireGid, Hostname, LinkLimits, PeerId, Release};
 use virtio_ism_abi::Gid;
@@ -449,13 +449,10 @@ impl Stack {
         }
         let offered = slots.list.iter().filter(|slot| slot.offered().is_some()).count();
         changed |= slots.current.as_ref().is_none_or(|c| c.fabrics.0.len() != offered);
-        if changed {
-            slots.current = Some(Arc::new(self.describe(&slots.list)));
-        }
-        match &slots.current {
-            Some(current) => current.clone(),
-            None => Arc::new(self.describe(&slots.list)),
-        }
+        let known = slots.current.take().filter(|_| !changed);
+        let current = known.unwrap_or_else(|| Arc::new(self.describe(&slots.list)));
+        slots.current = Some(current.clone());
+        current
     }
 
     fn describe(&self, slots: &[Slot]) -> Current {
@@ -464,6 +461,9 @@ impl Stack {
         config.hostname = hostname();
         config.ueids = self.config.eids.clone();
         config.seid = self.config.testing.seid;
+        if live.is_empty() && slots.iter().any(|slot| slot.live.is_some()) {
+            config.without_device = DeclineReason::Drained;
+        }
         config.wait = self.config.clc_timeout;
         config.tolerance = Tolerance { sizes: Limits::LINUX, ..Tolerance::STRICT };
         config.carriers =
