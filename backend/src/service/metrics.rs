@@ -246,7 +246,7 @@ mod tests {
             pool: None,
             member: None,
         };
-        let pool = Some(PoolInfo { in_use: 2, refused: 5 });
+        let pool = Some(PoolInfo { in_use: 2, refused: 5, drained: false });
         let member = MemberInfo { pool: "any".into(), pid: 1, uid: Some(0), network_namespace: 4 };
         let front_end = |name| GuestStatus {
             member: Some(member.clone()),

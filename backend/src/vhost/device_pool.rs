@@ -77,6 +77,9 @@ struct Inner {
     stopping: AtomicBool,
     members: Mutex<Members>,
     refused: AtomicU64,
+    /// A drain of the pool, with the time for its drivers: a later front end gets a device that is drained,
+    /// too. The lock is held until all present devices know, and taken before all others.
+    drained: Mutex<Option<Duration>>,
 }
 
 #[derive(Default)]
@@ -137,6 +140,7 @@ impl DevicePool {
             stopping: AtomicBool::new(false),
             members: Mutex::default(),
             refused: AtomicU64::new(0),
+            drained: Mutex::default(),
         });
         let threads = CountedThreads::default();
         let watched = events.add(Clients {
@@ -151,6 +155,7 @@ impl DevicePool {
     /// Present state of the pool and its front ends.
     pub(crate) fn status(&self) -> Vec<GuestStatus> {
         let inner = &self.inner;
+        let is_drained = lock(&inner.drained).is_some();
         let mut members = lock(&inner.members);
         members.forget_ended();
         let pool = GuestStatus {
@@ -164,6 +169,7 @@ impl DevicePool {
             pool: Some(PoolInfo {
                 in_use: members.count(),
                 refused: inner.refused.load(Ordering::Relaxed),
+                drained: is_drained,
             }),
             member: None,
         };
@@ -195,20 +201,26 @@ impl DevicePool {
         *lock(&self.socket) = (None, None);
     }
 
-    /// Asks the drivers of all devices in use to leave.
+    /// Asks the drivers of all devices in use to leave; for a drain, later drivers, too.
     pub(crate) fn ask_to_leave(
         &self,
         reason: LeaveReason,
         within: Duration,
         group: &Arc<LeaveGroup>,
     ) {
+        let mut drained = lock(&self.inner.drained);
+        if reason == LeaveReason::Drain {
+            *drained = Some(within);
+        }
         for slot in self.slots() {
             slot.ask_to_leave(reason, within, group);
         }
     }
 
-    /// Cancels the drivers' leaving begun to drain the pool. Returns the number of such drivers.
+    /// Cancels a drain of the pool. Returns the number of devices back in service.
     pub(crate) fn stay(&self) -> usize {
+        let mut drained = lock(&self.inner.drained);
+        *drained = None;
         self.slots().iter().filter(|slot| slot.stay()).count()
     }
 
@@ -362,6 +374,15 @@ impl Inner {
         Ok(device)
     }
 
+    /// Drains the device of a new front end with its pool. Returns whether to end the connection at once.
+    fn connected(&self, slot: &DeviceSlot) -> bool {
+        if let Some(within) = *lock(&self.drained) {
+            // A group of its own: the requester of the drain waits for earlier drivers only.
+            slot.ask_to_leave(LeaveReason::Drain, within, &LeaveGroup::new());
+        }
+        self.stopping.load(Ordering::SeqCst)
+    }
+
     /// Serves a front end, on a thread of its own.
     fn serve(&self, number: u64, slot: &DeviceSlot, listener: UnixListener) {
         let _leave = Leave { inner: self, number, slot };
@@ -369,7 +390,7 @@ impl Inner {
         let connected = slot.connect(&mut listener, None);
         drop(listener);
         match connected {
-            Ok(served) => slot.serve(served, || self.stopping.load(Ordering::SeqCst), || ()),
+            Ok(served) => slot.serve(served, || self.connected(slot), || ()),
             Err(error) => self.fault(format_args!("{error}")),
         }
     }

@@ -101,6 +101,8 @@ pub struct PoolInfo {
     pub in_use: u32,
     /// Connections refused a device.
     pub refused: u64,
+    /// Whether the pool is drained: its devices, and later ones, take on no new DMBs.
+    pub drained: bool,
 }
 
 /// A front end of a device pool, as the kernel knows its process.
@@ -261,17 +263,17 @@ impl DeviceSlot {
         Ok(RunningConnection { connection, framework })
     }
 
-    /// Serves a connection until its end. `is_stopping` tells whether to end the connection at once;
-    /// `disconnected` runs after the front end has left, before the end of its threads.
+    /// Serves a connection until its end. `connected` runs once the slot has the device, and tells whether to
+    /// end the connection at once; `disconnected` runs after the front end has left, before the end of its threads.
     pub(super) fn serve(
         &self,
         served: RunningConnection,
-        is_stopping: impl FnOnce() -> bool,
+        connected: impl FnOnce() -> bool,
         disconnected: impl FnOnce(),
     ) {
         let RunningConnection { connection, mut framework } = served;
         lock(&self.devices).connection = Some(connection.clone());
-        if is_stopping() {
+        if connected() {
             connection.close();
         }
         self.log_connection("front end connected");

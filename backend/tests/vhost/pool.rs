@@ -14,9 +14,10 @@ use rustix::net::{
 use rustix::thread::{UnshareFlags, unshare_unsafe};
 use vhost_device_ism::management::Client;
 use vhost_device_ism::{Daemon, config::GuestSpec};
-use virtio_ism_abi::command::BACKING_WINDOW;
+use virtio_ism_abi::command::{BACKING_WINDOW, Op};
+use virtio_ism_abi::event::{Event, LeaveReason};
 use virtio_ism_abi::{Gid, PoolAnswer, PoolStatus, Status};
-use zerocopy::FromBytes;
+use zerocopy::{FromBytes, IntoBytes};
 
 use super::front_end::*;
 
@@ -75,6 +76,45 @@ fn pool(place: &Place, devices: u32, change: impl FnOnce(&mut GuestSpec)) -> Dae
         config.guests.push(spec);
         config.management = Some(place.path("m"));
     })
+}
+
+/// Time for drivers that do not answer.
+const MOMENT: std::time::Duration = std::time::Duration::from_millis(1);
+
+/// Whether the device takes on a DMB.
+fn takes_on(front_end: &mut FrontEnd, user: Gid, index: u32) -> bool {
+    let request = register_request(user, index, 65536, BACKING_WINDOW);
+    match front_end.command(Op::Register, request.as_bytes()).0 {
+        Status::Ok => true,
+        Status::Estate => false,
+        status => panic!("{status:?}"),
+    }
+}
+
+#[test]
+fn a_drained_pool_is_drained_for_later_front_ends_until_its_undrain() {
+    let place = Place::new();
+    let daemon = pool(&place, 8, |_| ());
+    let path = place.path("any.sock");
+    let (mut early, user) = front_end(ask(&path).unwrap());
+    let state = || Client::connect(place.path("m")).unwrap().list().unwrap()[0].leaving;
+    for round in 0..2 {
+        assert!(takes_on(&mut early, user, 2 * round) && !state());
+        daemon.drain("any", LeaveReason::Drain, MOMENT).unwrap();
+        let (mut late, _) = front_end(ask(&path).unwrap());
+        assert!(matches!(
+            late.event(TIMEOUT),
+            Some(Event::Leave { reason: LeaveReason::Drain, .. })
+        ));
+        assert!(!takes_on(&mut late, user, 1) && !takes_on(&mut early, user, 99) && state());
+        assert_eq!(daemon.undrain("any").unwrap(), 2);
+        assert!(takes_on(&mut late, user, 1) && takes_on(&mut early, user, 2 * round + 1));
+        assert_eq!(daemon.undrain("any").unwrap(), 0);
+    }
+    // A virtual machine that has moved away may be followed by another one.
+    daemon.drain("any", LeaveReason::Migration, MOMENT).unwrap();
+    let (mut late, _) = front_end(ask(&path).unwrap());
+    assert!(takes_on(&mut late, user, 1) && !takes_on(&mut early, user, 99) && !state());
 }
 
 /// Runs `work` in a network namespace of its own. `false`: not permitted for this user; a pipeline must be

@@ -188,6 +188,25 @@ fn a_drained_pool_says_so_to_new_connections() {
     pair.end();
 }
 
+/// The programs begin after the drain, with devices from the daemon.
+#[test]
+fn a_pool_drained_before_a_program_begins_says_so_and_comes_back() {
+    const TEST: &str = "a_pool_drained_before_a_program_begins_says_so_and_comes_back";
+    if is_program() {
+        return;
+    }
+    let fabric = Fabric::with_pool(8);
+    let pool = fabric.daemon().list().remove(0).spec.name;
+    let minute = Duration::from_secs(60);
+    fabric.daemon().drain(&pool, LeaveReason::Drain, minute).unwrap();
+    let pair = Pair::start(TEST, None, None, fabric);
+    pair.await_only(false);
+    assert!(pair.fabric.said("it is drained, or about to go") > 0);
+    assert_eq!(pair.fabric.daemon().undrain(&pool).unwrap(), 2);
+    pair.await_only(true);
+    pair.end();
+}
+
 /// The server's listener answers TCP option 254 or not since before the change.
 #[test]
 fn a_listener_follows_a_changed_policy() {

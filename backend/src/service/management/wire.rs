@@ -158,7 +158,8 @@ pub struct Guest {
     /// Events counted by the devices.
     #[serde(flatten)]
     pub counts: Counts,
-    /// Whether the driver was asked to leave; then the device takes on nothing new.
+    /// Whether the driver was asked to leave; then the device takes on nothing new. Of a device pool: whether
+    /// the pool is drained.
     pub leaving: bool,
     /// Commands refused, by status.
     pub refusals: BTreeMap<String, u64>,
@@ -204,7 +205,7 @@ impl From<&GuestStatus> for Guest {
             attached_slab_bytes: device.attached_slab_bytes,
             peers: device.peers,
             counts: device.counts,
-            leaving: device.is_leaving,
+            leaving: device.is_leaving || status.pool.as_ref().is_some_and(|pool| pool.drained),
             refusals: by_status(&device.refusals),
             move_refusals: by_status(&device.move_refusals),
             faults: faults.map(|(fault, n)| (fault.name().to_owned(), n)).collect(),

@@ -27,7 +27,7 @@ fn run_commands(fabric: &Fabric, etc: &Dir, word: &str) {
 /// The end of a connection over the pool, before its input has ended.
 fn end(fabric: &Fabric, args: &[&str]) -> Running {
     let pool = fabric.directory().join("smc/any.sock").display().to_string();
-    let mut command = fabric.smc(&[args[0], "-v", "--device", &pool]);
+    let mut command = fabric.smc(&[args[0], "-v", "--tcp-ok", "--device", &pool]);
     command.args(&args[1..]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     Running(command.spawn().unwrap())
 }
@@ -56,7 +56,7 @@ fn exchange((server, client, _): &mut (Running, Running, String), word: &[u8]) {
 }
 
 #[test]
-fn a_drained_pool_leaves_open_connections_and_new_processes_alone() {
+fn a_drained_pool_leaves_open_connections_alone_and_gives_new_processes_tcp() {
     let (fabric, etc) = (Fabric::start("rollout"), Dir::new("rollout-etc"));
     let mut open = connection(&fabric);
     assert!(open.2.contains("SMC-D"), "{}", open.2);
@@ -64,13 +64,15 @@ fn a_drained_pool_leaves_open_connections_and_new_processes_alone() {
 
     run_commands(&fabric, &etc, "ctl drain");
     exchange(&mut open, b"drained");
-    // A process with a device from before is tested with the library of `smc run`.
+    // Processes with a device from before are tested with the library of `smc run`.
     let mut new = connection(&fabric);
-    assert!(new.2.contains("SMC-D"), "{}", new.2);
-    exchange(&mut new, b"new device");
+    assert!(new.2.contains("TCP (") && new.2.contains("takes on no new connections"), "{}", new.2);
+    exchange(&mut new, b"later");
 
     run_commands(&fabric, &etc, "ctl undrain");
     exchange(&mut open, b"again");
+    let new = connection(&fabric);
+    assert!(new.2.contains("SMC-D"), "{}", new.2);
     // The rest of the section writes the policy, last back to SMC.
     run_commands(&fabric, &etc, "policy.toml");
     let policy = std::fs::read_to_string(etc.path("policy.toml")).unwrap();
