@@ -3,12 +3,14 @@
 //!
 //! [`sockets`] reads the kernel's table (SMC_DIAG), [`devices`] the directory of dibs, and [`ueids`],
 //! [`seid`] and [`change`] use the family of generic netlink of AF_SMC. [`Family`] sends its other commands,
-//! and [`netlink`] serves any other family.
+//! and [`netlink`] serves any other family. [`for_each_tcp`] reads the kernel's table of TCP sockets
+//! (INET_DIAG).
 #![forbid(unsafe_code)]
 
 mod diag;
 mod eid;
 pub mod netlink;
+mod tcp;
 
 use std::fs;
 use std::io;
@@ -18,6 +20,7 @@ use serde::Serialize;
 
 pub use diag::{Carrier, Cursors, Dmbs, Link, Socket, sockets};
 pub use eid::{Change, Family, change, seid, ueids};
+pub use tcp::{TcpCounts, TcpSocket, TcpState, for_each_tcp};
 
 /// Address family of the kernel's own SMC sockets.
 pub const FAMILY: u16 = 43;

@@ -55,7 +55,7 @@ impl Netlink {
     /// # Errors
     /// As the kernel.
     pub fn order(&self, kind: u16, payload: &[u8]) -> io::Result<()> {
-        self.exchange(kind, ACK, payload).map(drop)
+        self.exchange(kind, ACK, payload, |_| ())
     }
 
     /// Sends a request for one thing.
@@ -63,7 +63,7 @@ impl Netlink {
     /// # Errors
     /// The kernel's.
     pub fn ask(&self, kind: u16, payload: &[u8]) -> io::Result<Answers> {
-        self.exchange(kind, ACK, payload)
+        self.collected(kind, ACK, payload)
     }
 
     /// Sends a request for a list.
@@ -71,10 +71,31 @@ impl Netlink {
     /// # Errors
     /// The kernel's.
     pub fn dump(&self, kind: u16, payload: &[u8]) -> io::Result<Answers> {
-        self.exchange(kind, DUMP, payload)
+        self.collected(kind, DUMP, payload)
     }
 
-    fn exchange(&self, kind: u16, flags: u16, payload: &[u8]) -> io::Result<Answers> {
+    /// Sends a request for a list, and passes the payload of each message to `each`. Only as much of the
+    /// list is in memory as the kernel sends at once.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn dump_each(&self, kind: u16, payload: &[u8], each: impl FnMut(&[u8])) -> io::Result<()> {
+        self.exchange(kind, DUMP, payload, each)
+    }
+
+    fn collected(&self, kind: u16, flags: u16, payload: &[u8]) -> io::Result<Answers> {
+        let mut answers = Answers::new();
+        self.exchange(kind, flags, payload, |answer| answers.push(answer.to_vec()))?;
+        Ok(answers)
+    }
+
+    fn exchange(
+        &self,
+        kind: u16,
+        flags: u16,
+        payload: &[u8],
+        mut each: impl FnMut(&[u8]),
+    ) -> io::Result<()> {
         let mut request = Vec::with_capacity(HEADER + payload.len());
         request.extend_from_slice(&((HEADER + payload.len()) as u32).to_ne_bytes());
         request.extend_from_slice(&kind.to_ne_bytes());
@@ -84,7 +105,6 @@ impl Netlink {
         request.extend_from_slice(payload);
         send(&self.0, &request, SendFlags::empty())?;
 
-        let mut answers = Answers::new();
         let mut buf = vec![0; ANSWER];
         loop {
             let (len, _) = retry_on_intr(|| recv(&self.0, buf.as_mut_slice(), RecvFlags::empty()))?;
@@ -92,12 +112,12 @@ impl Netlink {
             while let Some((kind, payload, after)) = message(rest) {
                 rest = after;
                 match kind {
-                    DONE => return Ok(answers),
+                    DONE => return Ok(()),
                     ERROR => match number(payload) {
-                        0 => return Ok(answers),
+                        0 => return Ok(()),
                         errno => return Err(io::Error::from_raw_os_error(errno.saturating_neg())),
                     },
-                    _ => answers.push(payload.to_vec()),
+                    _ => each(payload),
                 }
             }
         }
