@@ -12,7 +12,7 @@ use tracing_subscriber::EnvFilter;
 use crate::error::CliError;
 use crate::{
     capture, cdi, check, conform, debug, decode, demo, devices, doctor, fabric, grant, help,
-    manual, output, perf, pipe, run, settings, stat, temporary_fabric,
+    manual, output, perf, pipe, plan, run, settings, stat, temporary_fabric,
 };
 
 const LONG_ABOUT: &str = "\
@@ -86,6 +86,9 @@ enum Command {
     /// List what SMC can use on this machine, and the commands that set up the rest.
     #[command(long_about = doctor::LONG_ABOUT)]
     Doctor(doctor::DoctorArgs),
+    /// Show which running services would gain by SMC, before it is set up.
+    #[command(long_about = plan::LONG_ABOUT, after_long_help = plan::AFTER)]
+    Plan(plan::PlanArgs),
     /// Show which settings are in force, and where programs look for a fabric.
     #[command(long_about = settings::LONG_ABOUT, after_long_help = settings::AFTER)]
     Config(settings::ConfigArgs),
@@ -207,6 +210,7 @@ pub(crate) fn main() -> ExitCode {
         Command::Conform(args) => conform::run(&args),
         Command::Devices(args) => devices::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Doctor(args) => doctor::run(&args).map(|able| ExitCode::from(u8::from(!able))),
+        Command::Plan(args) => plan::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Config(args) => settings::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Cdi(args) => cdi::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Debug(args) => debug::run(&args).map(|()| ExitCode::SUCCESS),

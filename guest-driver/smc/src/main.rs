@@ -27,6 +27,7 @@ mod output;
 mod paths;
 mod perf;
 mod pipe;
+mod plan;
 mod proc_files;
 mod run;
 mod settings;

@@ -6,7 +6,7 @@ use rustix::process::{Resource, getrlimit};
 use super::{Finding, Status};
 
 /// A process with a lower limit gets no device.
-const FEW_DESCRIPTORS: u64 = 256;
+pub(crate) const FEW_DESCRIPTORS: u64 = 256;
 /// Memory pinned by a stack in a virtual machine or with RDMA, bytes.
 const PINNED: u64 = 64 << 20;
 

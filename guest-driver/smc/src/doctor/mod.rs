@@ -12,6 +12,8 @@ use crate::output;
 mod checks;
 mod limits;
 
+pub(crate) use limits::FEW_DESCRIPTORS;
+
 /// Help of `smc doctor`.
 pub(crate) const LONG_ABOUT: &str = "\
 Checks what SMC can use on this machine and prints, for each thing that is missing, the command that

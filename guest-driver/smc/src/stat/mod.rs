@@ -12,7 +12,7 @@ mod metrics;
 pub(crate) mod processes;
 mod requests;
 mod sums;
-mod table;
+pub(crate) mod table;
 mod tables;
 
 use std::path::PathBuf;

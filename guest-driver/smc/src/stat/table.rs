@@ -11,18 +11,18 @@ pub(super) use crate::output::printable_line as printable;
 /// A table. On a narrow terminal, empty columns are left out, and lines still too long continue in
 /// the next line, between two cells.
 #[derive(Debug)]
-pub(super) struct Table {
+pub(crate) struct Table {
     /// The headings, and then the rows.
     lines: Vec<Vec<String>>,
 }
 
 /// A table with these headings, the first column on the left.
-pub(super) fn table(header: &[&str]) -> Table {
+pub(crate) fn table(header: &[&str]) -> Table {
     Table { lines: vec![header.iter().map(|title| (*title).to_owned()).collect()] }
 }
 
 /// Adds a row.
-pub(super) fn row(table: &mut Table, name: &str, cells: impl IntoIterator<Item = String>) {
+pub(crate) fn row(table: &mut Table, name: &str, cells: impl IntoIterator<Item = String>) {
     let cells = cells.into_iter().map(|cell| printable(&cell));
     table.lines.push(std::iter::once(printable(name)).chain(cells).collect());
 }
@@ -116,7 +116,7 @@ pub(super) fn folded(lines: &[Vec<String>], is_number: &[bool], room: Option<usi
 }
 
 /// A number of bytes in three digits.
-pub(super) fn size(bytes: u64) -> String {
+pub(crate) fn size(bytes: u64) -> String {
     let units = ["B", "KiB", "MiB", "GiB", "TiB"];
     let mut value = bytes as f64;
     let mut unit = 0;
