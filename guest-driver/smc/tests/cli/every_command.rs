@@ -24,7 +24,7 @@ enum Does {
 use Does::{Fails, Prints};
 
 /// Every command of `smc --help`, with arguments for which nothing has to exist.
-const COMMANDS: [(&str, &[&str], Does); 20] = [
+const COMMANDS: [(&str, &[&str], Does); 21] = [
     ("demo", &["--no-such-option"], Fails),
     ("listen", &["nonsense"], Fails),
     ("connect", &["127.0.0.1:1"], Fails),
@@ -37,6 +37,7 @@ const COMMANDS: [(&str, &[&str], Does); 20] = [
     ("conform", &["--list"], Prints),
     ("devices", &["--json"], Prints),
     ("doctor", &[], Prints),
+    ("plan", &["--seconds", "1"], Prints),
     ("config", &[], Prints),
     ("cdi", &["--pool", "/nonexistent/any.sock"], Fails),
     ("grant", &["--cgroup", "/nonexistent"], Fails),
@@ -261,13 +262,14 @@ fn files_on_a_full_disk_are_errors() {
 #[test]
 fn json_is_whole_where_there_is_nothing_to_tell() {
     let dir = Dir::new("every-json");
-    let commands: [&[&str]; 8] = [
+    let commands: [&[&str]; 9] = [
         &["stat", "--json"],
         &["stat", "connections", "--json"],
         &["stat", "totals", "--json"],
         &["devices", "--json"],
         &["devices", "--json", "--rdma"],
         &["doctor", "--json"],
+        &["plan", "--json", "--seconds", "1"],
         &["config", "--json"],
         &["check", "--json", "127.0.0.1:1"],
     ];

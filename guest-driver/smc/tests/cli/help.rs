@@ -38,7 +38,7 @@ fn help_of_each_command_explains_it() {
 fn texts_of_the_help_are_wrapped_once() {
     for command in [
         "", "demo", "listen", "connect", "perf", "run", "stat", "check", "devices", "decode",
-        "cdi", "doctor", "grant", "fabric",
+        "cdi", "doctor", "plan", "grant", "fabric",
     ] {
         let words: Vec<_> =
             [command, "--help"].into_iter().filter(|word| !word.is_empty()).collect();

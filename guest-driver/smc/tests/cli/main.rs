@@ -18,6 +18,7 @@ mod pages;
 mod perf;
 mod perf_remote;
 mod pipe;
+mod plan;
 mod rollout;
 mod run;
 mod settings;
