@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! How much memory idle devices and connections take.
+//! How much memory, descriptors and threads idle devices and connections take.
 
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use guest_driver::{Config, SmcListener, SmcStream, Stack};
 use serde::{Deserialize, Serialize};
 
-use super::process_status::memory_of;
+use super::process_status::{memory_of, status_number};
 use super::run::{CLIENT, SERVER};
 use crate::error::CliError;
 use crate::helper::{self, Helper};
@@ -30,10 +30,22 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 pub(super) struct Memory {
     daemon_idle: u64,
     daemon_devices: u64,
-    /// Private bytes of daemon, server and client for one connection.
-    per_connection: [f64; 3],
+    per_connection: ConnectionCost,
     /// The same of connections that are bound to their device, if asked for.
-    per_bound_connection: Option<[f64; 3]>,
+    per_bound_connection: Option<ConnectionCost>,
+}
+
+/// The cost of one of many idle connections.
+#[derive(Clone, Debug)]
+struct ConnectionCost {
+    /// Private bytes of daemon, server and client.
+    private: [f64; 3],
+    /// Bytes of slabs of both devices: memory that both ends map.
+    slabs: f64,
+    /// Descriptors of server and client.
+    descriptors: [f64; 2],
+    /// Threads of server and client, for all connections.
+    threads: [u64; 2],
 }
 
 impl Memory {
@@ -41,8 +53,10 @@ impl Memory {
     pub(super) fn lines(&self) -> Vec<(&'static str, &'static str, f64)> {
         let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
         let per_device = (self.daemon_devices.saturating_sub(self.daemon_idle)) as f64;
-        let [daemon, server, client] = self.per_connection;
-        let bound = self.per_bound_connection.into_iter().flat_map(|[daemon, server, client]| {
+        let ConnectionCost { private, slabs, descriptors, threads } = &self.per_connection;
+        let [daemon, server, client] = *private;
+        let bound = self.per_bound_connection.iter().flat_map(|bound| {
+            let [daemon, server, client] = bound.private;
             [
                 ("memory_bound_connection_daemon", "bytes", daemon),
                 ("memory_bound_connection_server", "bytes", server),
@@ -55,6 +69,11 @@ impl Memory {
             ("memory_connection_daemon", "bytes", daemon),
             ("memory_connection_server", "bytes", server),
             ("memory_connection_client", "bytes", client),
+            ("memory_connection_slabs", "bytes", *slabs),
+            ("descriptors_connection_server", "descriptors", descriptors[0]),
+            ("descriptors_connection_client", "descriptors", descriptors[1]),
+            ("threads_server", "threads", threads[0] as f64),
+            ("threads_client", "threads", threads[1] as f64),
         ];
         lines.extend(bound);
         lines
@@ -142,7 +161,7 @@ fn devices() -> Result<(u64, u64), CliError> {
     Ok((before, memory_of(fabric.daemon_pid(), "VmRSS:")?))
 }
 
-fn per_connection(connections: usize, bound: bool) -> Result<[f64; 3], CliError> {
+fn per_connection(connections: usize, bound: bool) -> Result<ConnectionCost, CliError> {
     let fabric = TemporaryFabric::start(&[SERVER, CLIENT])?;
     let device = fabric.device(SERVER);
     let server = Helper::start("server", "__idle", &Task::Accept { device, connections, bound })?;
@@ -163,11 +182,25 @@ fn per_connection(connections: usize, bound: bool) -> Result<[f64; 3], CliError>
         let now = memory_of(pid, "RssAnon:")?;
         Ok(now.saturating_sub(before) as f64 / connections as f64)
     };
-    Ok([
-        grown(fabric.daemon_pid(), daemon_before)?,
-        grown(server.pid(), server_before)?,
-        grown(client.pid(), client_before)?,
-    ])
+    let each = |all: u64| all as f64 / connections as f64;
+    let guests = fabric.management()?.list().map_err(refused)?;
+    let pids = [server.pid(), client.pid()];
+    let [of_server, of_client] = pids.map(|pid| status_number(pid, "Threads:"));
+    Ok(ConnectionCost {
+        private: [
+            grown(fabric.daemon_pid(), daemon_before)?,
+            grown(server.pid(), server_before)?,
+            grown(client.pid(), client_before)?,
+        ],
+        slabs: each(guests.iter().map(|guest| guest.slab_bytes).sum()),
+        descriptors: pids.map(|pid| each(descriptors_of(pid))),
+        threads: [of_server?, of_client?],
+    })
+}
+
+/// Open descriptors of a process; 0 after its end.
+fn descriptors_of(pid: u32) -> u64 {
+    std::fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, |open| open.count() as u64)
 }
 
 pub(super) fn unexpected_report() -> CliError {

@@ -75,9 +75,9 @@ kernel. A warning says if other processes were busy meanwhile.
          trip on one while the others are idle, set-up, private memory of client, server and
          daemon), and 1, 10, 100, 1,000 idle devices beside a pair of processes.
   memory
-         resident memory of the daemon with 100 devices whose processes are idle, and private
-         memory of daemon, server and client per idle connection (DMBs are shared memory and are
-         not part of it).
+         resident memory of the daemon with 100 devices whose processes are idle; per idle
+         connection private memory of daemon, server and client, shared memory (slabs), and
+         descriptors; threads of server and client.
 
 Between two machines (two VMs of one host, say): \"smc perf --serve PORT\" runs on one machine.
 \"smc perf --to HOST:PORT\" on the other one requests the runs from it, one after the other. Each end has a device of

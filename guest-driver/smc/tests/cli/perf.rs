@@ -120,4 +120,6 @@ fn memory_is_measured_with_a_hundred_devices() {
     };
     assert!((1.0..1000.0).contains(&value("memory_daemon_100_devices")), "{rows:?}");
     assert!(value("memory_connection_server") < 1e6, "{rows:?}");
+    assert!(value("memory_connection_slabs") >= 65536.0, "two rings: {rows:?}");
+    assert!(value("descriptors_connection_client") >= 1.0, "{rows:?}");
 }
