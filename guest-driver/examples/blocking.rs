@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Echo with blocking sockets, like the sockets of `std::net`: a thread per connection.
 //!
-//!     smc fabric --socket-path /tmp/any.sock,devices=8 &
-//!     export SMC_DEVICE=/tmp/any.sock
+//!     smc fabric &
 //!     cargo run -p guest-driver --example blocking -- server 127.0.0.1:5000 &
 //!     cargo run -p guest-driver --example blocking -- client 127.0.0.1:5000
 //!
-//! Both ends print the carrier of the bytes: TCP without SMC_DEVICE.
+//! Both ends find the fabric as all programs do (`smc config`), and print the carrier of the bytes. Without a
+//! fabric a program says why, and goes on over TCP.
 
 use std::error::Error;
 use std::io::{self, Read, Write};
@@ -19,7 +19,7 @@ use guest_driver::{Config, SmcListener, SmcStream, Stack};
 fn main() -> Result<(), Box<dyn Error>> {
     let args: Vec<String> = std::env::args().skip(1).collect();
     // One stack per process: the stack has the device, and the threads waiting for its events.
-    let stack = Stack::open(config())?;
+    let stack = stack()?;
     match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["server", address] => serve(&stack, address)?,
         ["client", address] => ask(&stack, address)?,
@@ -28,13 +28,12 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// The device of the environment: a socket of the daemon, or the PCI address of a device in a virtual
-/// machine. Each process needs a device of its own, for example from a device pool.
-fn config() -> Config {
-    match std::env::var("SMC_DEVICE") {
-        Ok(device) => Config::new(device.as_str()),
-        Err(_) => Config::default(),
-    }
+/// The stack on the fabric of this machine; without one, a stack whose connections are TCP.
+fn stack() -> io::Result<Arc<Stack>> {
+    Stack::discover().or_else(|why| {
+        eprintln!("every connection is TCP: {why}");
+        Stack::open(Config::default())
+    })
 }
 
 fn serve(stack: &Arc<Stack>, address: &str) -> io::Result<()> {

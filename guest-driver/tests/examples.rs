@@ -70,7 +70,7 @@ impl Fabric {
 
 fn without_device(name: &str, role: &str, address: &str) -> Command {
     let mut command = Command::new(example(name));
-    command.args([role, address]).env_remove("SMC_DEVICE");
+    command.args([role, address]).env("SMC_DEVICE", "none").env("SMC_CONFIG", "");
     command.stdin(Stdio::null()).stdout(Stdio::piped());
     command
 }
@@ -159,6 +159,30 @@ fn every_server_echoes_to_every_client_by_smc_d() {
 fn hyper_answers_hyper_by_smc_d() {
     let fabric = Fabric::new("hyper");
     check(&fabric, "hyper", &["hyper"]);
+    fabric.end();
+}
+
+#[test]
+fn a_program_finds_the_device_of_the_settings() {
+    let fabric = Fabric::new("settings");
+    let settings = fabric.dir.join("smc.toml");
+    let pool = fabric.dir.join("any.sock");
+    std::fs::write(&settings, format!("device = {pool:?}\nspin-us = 0\n")).unwrap();
+    let by_settings = |role, address: &str| {
+        let mut command = without_device("blocking", role, address);
+        command.env_remove("SMC_DEVICE").env("SMC_CONFIG", &settings);
+        command
+    };
+    let server = Server::start(by_settings("server", "127.0.0.1:0"));
+    let mut said = run(by_settings("client", &server.address));
+    assert!(said.pop().unwrap().ends_with(" bytes came back"));
+    assert_carried_by("SMC-D", &said);
+    // A mistake in the file is told, and no reason to fail.
+    std::fs::write(&settings, "device = 7").unwrap();
+    let mut said = run(by_settings("client", &server.address));
+    assert!(said.pop().unwrap().ends_with(" bytes came back"));
+    assert_carried_by("TCP (", &said);
+    drop(server);
     fabric.end();
 }
 

@@ -3,6 +3,7 @@
 
 mod config;
 mod connect;
+mod discover;
 pub(crate) mod incoming;
 pub(crate) mod inherit;
 mod listener;

@@ -542,6 +542,20 @@ fn duration(micros: &AtomicU64) -> Option<Duration> {
     }
 }
 
+/// The TCP stream of a connection on TCP, for code without SMC. The error is the unchanged connection: on SMC
+/// (the stream of TCP is then SMC's own), or without a free descriptor.
+impl TryFrom<SmcStream> for TcpStream {
+    type Error = SmcStream;
+
+    fn try_from(stream: SmcStream) -> Result<TcpStream, SmcStream> {
+        let tcp = match &stream.shared.kind {
+            Kind::Smc(_) => None,
+            Kind::Tcp(tcp, _) => tcp.try_clone().ok(),
+        };
+        tcp.ok_or(stream)
+    }
+}
+
 impl TcpSocket for Shared {
     fn tcp(&self) -> Option<(&TcpStream, &Fallback)> {
         match &self.kind {
