@@ -13,6 +13,8 @@ use std::io::{ErrorKind, IoSlice, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use combinations::{connect, in_each_combination};
@@ -277,6 +279,72 @@ fn epoll_reports_levels_edges_and_one_shots() {
         stream.flush().unwrap();
     }
     in_all_combinations("epoll_reports_levels_edges_and_one_shots", 1, server, client);
+}
+
+/// A new connection ends waits in the kernel by an entry in its set. Another thread, which only looks
+/// at the set, sees the entry earlier than the woken one.
+#[test]
+fn a_thread_waits_for_a_set_with_a_new_connection_while_another_looks_at_it() {
+    const ROUNDS: usize = 50;
+    fn server(listener: TcpListener) {
+        let (mut stream, _) = listener.accept().unwrap();
+        let mut go = [0];
+        while stream.read(&mut go).unwrap() == 1 {
+            stream.write_all(&go).unwrap();
+        }
+    }
+    fn client(port: u16) {
+        let mut stream = connect(port);
+        stream.write_all(b"?").unwrap();
+        stream.read_exact(&mut [0]).unwrap();
+        for round in 0..ROUNDS {
+            let (set, is_added) = (c::Epoll::new(), AtomicBool::new(false));
+            std::thread::scope(|scope| {
+                let (ready, waits) = mpsc::channel();
+                let waiter = scope.spawn({
+                    let set = &set;
+                    move || {
+                        // SAFETY: no arguments.
+                        ready.send(unsafe { libc::gettid() }).unwrap();
+                        set.wait(50_000)
+                    }
+                });
+                await_sleep(waits.recv().unwrap());
+                let (looks, has_looked) = mpsc::channel();
+                let looker = scope.spawn({
+                    let (set, is_added) = (&set, &is_added);
+                    move || {
+                        assert_eq!(set.wait(0), []);
+                        looks.send(()).unwrap();
+                        while !is_added.load(Ordering::SeqCst) {
+                            assert_eq!(set.wait(0), []);
+                        }
+                        (0..100).for_each(|_| assert_eq!(set.wait(0), []));
+                    }
+                });
+                has_looked.recv().unwrap();
+                set.add(&stream, IN | libc::EPOLLET, 1);
+                is_added.store(true, Ordering::SeqCst);
+                looker.join().unwrap();
+                (&stream).write_all(b"!").unwrap();
+                assert_eq!(waiter.join().unwrap(), [(1, IN)], "round {round}");
+            });
+            stream.read_exact(&mut [0]).unwrap();
+        }
+    }
+    let test = "a_thread_waits_for_a_set_with_a_new_connection_while_another_looks_at_it";
+    in_all_combinations(test, 1, server, client);
+}
+
+/// Waits until a thread of this process sleeps.
+fn await_sleep(thread: i32) {
+    let sleeps = || {
+        let stat = std::fs::read_to_string(format!("/proc/self/task/{thread}/stat")).unwrap();
+        stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('S'))
+    };
+    while !sleeps() {
+        std::thread::yield_now();
+    }
 }
 
 #[test]

@@ -146,7 +146,7 @@ impl EpollSet {
         if self.polled.fetch_add(1, Ordering::SeqCst) == 0
             && self.kernel_waits.load(Ordering::SeqCst) > 0
         {
-            self.interrupt_kernel_waits(set, registration);
+            self.interrupt_kernel_waits(set, registration.fd, registration.data);
         }
         sleeper.watch.wake();
     }
@@ -223,25 +223,33 @@ impl EpollSet {
     }
 
     /// Makes threads return from a wait for the kernel's set alone: the set gets an entry for the
-    /// TCP socket of the new connection, which has room for bytes.
-    fn interrupt_kernel_waits(&self, set: c_int, new: &Registration) {
-        if raw::epoll_ctl(set, libc::EPOLL_CTL_ADD, new.fd, ROOM, new.data).is_ok() {
-            let bell = (set as u32 as u64) << 32 | u64::from(new.fd as u32);
+    /// TCP socket of a connection, which has room for bytes.
+    fn interrupt_kernel_waits(&self, set: c_int, fd: c_int, data: u64) {
+        if raw::epoll_ctl(set, libc::EPOLL_CTL_ADD, fd, ROOM, data).is_ok() {
+            let bell = (set as u32 as u64) << 32 | u64::from(fd as u32);
             self.bell.store(bell, Ordering::SeqCst);
         }
     }
 
-    /// Takes the entry of [`EpollSet::interrupt_kernel_waits`] back, if `of` returns `true` for its
-    /// descriptor.
-    pub(crate) fn silence(&self, of: impl FnOnce(c_int) -> bool) {
-        let bell = self.bell.load(Ordering::SeqCst);
-        if bell != NO_BELL
-            && of(bell as u32 as c_int)
-            && self.bell.compare_exchange(bell, NO_BELL, Ordering::SeqCst, Ordering::SeqCst).is_ok()
-        {
-            let set = (bell >> 32) as c_int;
-            let _ = raw::epoll_ctl(set, libc::EPOLL_CTL_DEL, bell as u32 as c_int, 0, 0);
+    /// Takes the entry of [`EpollSet::interrupt_kernel_waits`] back, once all threads have returned.
+    /// Without the entry, a thread woken but not running yet would sleep again.
+    pub(crate) fn silence(&self) {
+        if self.kernel_waits.load(Ordering::SeqCst) == 0 {
+            let _ = self.silence_if(|_| true);
         }
+    }
+
+    /// Takes the entry back if `of` returns `true` for its descriptor. Returns the set's descriptor
+    /// then.
+    fn silence_if(&self, of: impl FnOnce(c_int) -> bool) -> Option<c_int> {
+        let bell = self.bell.load(Ordering::SeqCst);
+        if bell == NO_BELL || !of(bell as u32 as c_int) {
+            return None;
+        }
+        self.bell.compare_exchange(bell, NO_BELL, Ordering::SeqCst, Ordering::SeqCst).ok()?;
+        let set = (bell >> 32) as c_int;
+        let _ = raw::epoll_ctl(set, libc::EPOLL_CTL_DEL, bell as u32 as c_int, 0, 0);
+        Some(set)
     }
 
     /// Changes the mask and the data of a connection.
@@ -258,8 +266,16 @@ impl EpollSet {
 
     /// Removes a connection. Returns the current mask: an EPOLLONESHOT may have been used up.
     pub(crate) fn remove(&self, fd: c_int) -> Option<u32> {
-        self.silence(|of| of == fd);
-        let member = self.lock().remove(fd)?;
+        let interrupted = self.silence_if(|of| of == fd);
+        let mut members = self.lock();
+        let member = members.remove(fd)?;
+        let next =
+            members.iter().find(|other| !other.undecided).map(|other| (other.fd, other.data));
+        drop(members);
+        if let (Some(set), Some((fd, data))) = (interrupted, next) {
+            // Another connection's entry, for threads not running yet.
+            self.interrupt_kernel_waits(set, fd, data);
+        }
         if member.undecided {
             self.undecided.fetch_sub(1, Ordering::SeqCst);
             return Some(member.events);
