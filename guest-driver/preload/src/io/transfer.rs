@@ -538,35 +538,38 @@ pub(crate) fn sendfile(
     if !crate::sys::can_be_sent(file)? {
         return Err(Errno(libc::EINVAL));
     }
+    let begin = match &offset {
+        Some(offset) => **offset,
+        None => crate::sys::position(file)?,
+    };
     let mut buf = vec![0u8; TURN.min(count)];
     let mut done = 0usize;
-    while done < count {
+    let end = loop {
         let room = (count - done).min(buf.len());
         let piece = buf.get_mut(..room).unwrap_or_default();
-        // The file position must not pass bytes refused by the connection.
-        let at = match &offset {
-            Some(offset) => **offset,
-            None => crate::sys::position(file)?,
-        };
-        let n = match raw::pread(file, piece, at) {
+        let n = match raw::pread(file, piece, begin + done as i64) {
+            Ok(0) => break Ok(()),
             Ok(n) => n,
-            Err(error) => return if done > 0 { Ok(done) } else { Err(error) },
+            Err(error) => break Err(error),
         };
-        if n == 0 {
-            break;
+        match send(&[IoSlice::new(piece.get(..n).unwrap_or_default())]) {
+            Ok(sent) => {
+                done += sent;
+                if sent < n || done >= count {
+                    break Ok(());
+                }
+            }
+            Err(error) => break Err(error),
         }
-        let sent = match send(&[IoSlice::new(piece.get(..n).unwrap_or_default())]) {
-            Ok(sent) => sent,
-            Err(error) => return if done > 0 { Ok(done) } else { Err(error) },
-        };
-        match &mut offset {
-            Some(offset) => **offset += sent as i64,
-            None => crate::sys::set_position(file, at + sent as i64)?,
-        }
-        done += sent;
-        if sent < n {
-            break;
-        }
+    };
+    if done == 0 {
+        return end.map(|()| 0);
+    }
+    // The file position does not pass bytes refused by the connection.
+    let at = begin + done as i64;
+    match &mut offset {
+        Some(offset) => **offset = at,
+        None => crate::sys::set_position(file, at)?,
     }
     Ok(done)
 }
