@@ -133,7 +133,7 @@ impl Service {
         let exe = PathBuf::from(format!("/proc/{pid}/exe"));
         match inspect::door(&exe) {
             Some(Ok(Door::Libc)) => {}
-            Some(Ok(Door::SystemCalls)) => {
+            Some(Ok(Door::SystemCalls | Door::LoadedSystemCalls)) => {
                 self.notes.insert("written in Go: needs smc run --go".into());
             }
             Some(Err(why)) => {
