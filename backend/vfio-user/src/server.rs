@@ -331,14 +331,15 @@ fn region_info(fields: &Fields<'_>, shared: Option<&SharedMemory>) -> Result<Ans
     let all = LEN + areas.len() as u32;
     // A client without room for the areas asks again with room.
     let with_files = all > LEN && argsz >= all;
-    let (flags, cap_offset) = match (size, all > LEN) {
-        (0, _) => (0, 0),
-        (_, false) => (region_flags::READ_WRITE, 0),
-        (_, true) => (
-            region_flags::READ_WRITE | region_flags::MMAP | region_flags::CAPABILITIES,
-            if with_files { LEN } else { 0 },
-        ),
-    };
+    let mut flags = if size == 0 { 0 } else { region_flags::READ_WRITE };
+    if all > LEN {
+        flags |= region_flags::MMAP;
+    }
+    // QEMU refuses capabilities without a place.
+    let mut cap_offset = 0;
+    if with_files {
+        (flags, cap_offset) = (flags | region_flags::CAPABILITIES, LEN);
+    }
     let mut body = words(&[all, flags, index, cap_offset]);
     body.extend(size.to_ne_bytes());
     body.extend([0; 8]);
