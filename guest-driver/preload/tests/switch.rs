@@ -202,7 +202,8 @@ fn a_pool_drained_before_a_program_begins_says_so_and_comes_back() {
     let pair = Pair::start(TEST, None, None, fabric);
     pair.await_only(false);
     assert!(pair.fabric.said("it is drained, or about to go") > 0);
-    assert_eq!(pair.fabric.daemon().undrain(&pool).unwrap(), 2);
+    // The client may not have opened its device yet.
+    assert!(pair.fabric.daemon().undrain(&pool).unwrap() > 0);
     pair.await_only(true);
     pair.end();
 }
