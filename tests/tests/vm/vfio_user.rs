@@ -1,28 +1,36 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Guests whose QEMU maps the areas of the window by vfio-user, each with a file of its own.
 
+use smc_tests::eventually;
 use smc_tests::vm::{Bed, Vm};
 
-use crate::ends::{Client, serve};
+use crate::outlive::{Streams, serve};
 
 #[test]
-fn guests_by_vfio_user_share_a_window_with_each_other_and_outlive_the_daemon() {
+fn guests_by_vfio_user_share_a_window_and_outlive_the_daemon() {
     let bed = Bed::with(&["--window-size", "256M"]);
     let [a, b, c] =
         bed.boot([Vm::named("a").vfio_user(), Vm::named("b").vfio_user(), Vm::named("c")]);
-    let _server = serve(&a);
-    // One more guest maps on request, and takes an area of the server's guest.
-    let mut clients = [Client::new(&b, &a), Client::new(&c, &a)];
+    let server = serve(&a, "window");
+    // The last guest maps on request, and takes an area of the server's guest.
+    let mut clients = [&b, &c].map(|guest| Streams::some(8, guest, &a, "window"));
     for client in &mut clients {
-        client.connect();
+        client.flow();
+        client.assert_on_device();
     }
     for name in ["a", "b", "c"] {
-        let counters = bed.counters(name);
-        assert!(counters.slabs > 0, "{name}: no slab in the window");
+        assert!(bed.counters(name).slabs > 0, "{name}: no slab in the window");
     }
     bed.assert_faultless();
-    bed.kill_daemon();
     for client in &mut clients {
-        client.ping();
+        client.finish("three guests");
+    }
+    server.assert_whole();
+    // QEMU does not connect again: a guest goes on without the device.
+    bed.kill_daemon();
+    for guest in [&a, &b] {
+        eventually("the guest has lost its device", || {
+            guest.ok("smc devices").contains("cannot be used")
+        });
     }
 }
