@@ -11,8 +11,10 @@ use crate::support::{Fabric, Running, eventually, text};
 pub(crate) fn shell(fabric: &Fabric, columns: u32, line: &str) -> Command {
     let smc = env!("CARGO_BIN_EXE_smc");
     let line = format!("stty cols {columns} rows 40; smc() {{ '{smc}' \"$@\"; }}; {line}");
-    let mut command = Command::new("script");
-    command.args(["-qec", &line, "/dev/null"]).env("XDG_RUNTIME_DIR", fabric.directory());
+    // A test begun in the background ignores the signals of a terminal.
+    let mut command = Command::new("env");
+    command.args(["--default-signal=INT,QUIT", "script", "-qec", &line, "/dev/null"]);
+    command.env("XDG_RUNTIME_DIR", fabric.directory());
     for name in ["SMC_DEVICE", "SMC_EID", "SMC_MANAGEMENT", "SMC_CONFIG", "RUST_LOG"] {
         command.env_remove(name);
     }
