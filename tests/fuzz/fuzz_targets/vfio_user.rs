@@ -17,7 +17,9 @@ use libfuzzer_sys::arbitrary::{self, Arbitrary};
 use libfuzzer_sys::fuzz_target;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, memfd_create};
-use vfio_user_virtio::{BackEnd, BackEndError, Event, Identity, MemoryRegion, QueueLayout, serve};
+use vfio_user_virtio::{
+    BackEnd, BackEndError, Event, Identity, MemoryRegion, QueueLayout, SharedMemory, serve,
+};
 
 #[path = "../../../backend/vfio-user/tests/client/mod.rs"]
 mod client;
@@ -150,11 +152,20 @@ fuzz_target!(|acts: Vec<Act>| {
             shown.lock().unwrap().clear();
             Ok(Doubting { memory: shown.clone(), ..Doubting::default() })
         };
-        match serve(far, identity, &mut connect, &mut report) {
+        let share = |areas| {
+            let file = || memfd_create("area", MemfdFlags::CLOEXEC).unwrap();
+            let files = (0..areas).map(|_| file()).collect();
+            Some(SharedMemory { id: 1, area_len: 4096, files })
+        };
+        match serve(far, identity, share, &mut connect, &mut report) {
             Err(end) => end.to_string(),
         }
     });
-    client.version();
+    // One input in two has shared memory.
+    match acts.len() % 2 {
+        0 => client.version(),
+        _ => client.version_as("{\"capabilities\":{\"max_msg_fds\":2,\"sparse_mmap_fds\":true}}"),
+    };
     let file = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
     let events = [(); 18].map(|()| eventfd(0, EventfdFlags::NONBLOCK).unwrap());
     let events: Vec<BorrowedFd<'_>> = events.iter().map(|fd| fd.as_fd()).collect();
