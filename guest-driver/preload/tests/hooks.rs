@@ -286,13 +286,6 @@ fn epoll_reports_levels_edges_and_one_shots() {
 #[test]
 fn a_thread_waits_for_a_set_with_a_new_connection_while_another_looks_at_it() {
     const ROUNDS: usize = 50;
-    fn server(listener: TcpListener) {
-        let (mut stream, _) = listener.accept().unwrap();
-        let mut go = [0];
-        while stream.read(&mut go).unwrap() == 1 {
-            stream.write_all(&go).unwrap();
-        }
-    }
     fn client(port: u16) {
         let mut stream = connect(port);
         stream.write_all(b"?").unwrap();
@@ -333,7 +326,7 @@ fn a_thread_waits_for_a_set_with_a_new_connection_while_another_looks_at_it() {
         }
     }
     let test = "a_thread_waits_for_a_set_with_a_new_connection_while_another_looks_at_it";
-    in_all_combinations(test, 1, server, client);
+    in_all_combinations(test, 1, echo, client);
 }
 
 /// Waits until a thread of this process sleeps.
@@ -473,15 +466,17 @@ fn time_limits_and_signals_end_a_wait() {
     in_all_combinations("time_limits_and_signals_end_a_wait", 1, server, client);
 }
 
+/// A server that sends each byte back.
+fn echo(listener: TcpListener) {
+    let (mut stream, _) = listener.accept().unwrap();
+    let mut go = [0];
+    while stream.read(&mut go).unwrap() == 1 {
+        stream.write_all(&go).unwrap();
+    }
+}
+
 #[test]
 fn a_wait_with_a_signal_mask_lets_signals_in_and_leaves_the_set_as_it_is() {
-    fn server(listener: TcpListener) {
-        let (mut stream, _) = listener.accept().unwrap();
-        let mut go = [0];
-        while stream.read(&mut go).unwrap() == 1 {
-            stream.write_all(&go).unwrap();
-        }
-    }
     fn client(port: u16) {
         let mut stream = connect(port);
         // The connection is decided when the byte is back.
@@ -508,7 +503,7 @@ fn a_wait_with_a_signal_mask_lets_signals_in_and_leaves_the_set_as_it_is() {
         assert_eq!(set.known_to_the_kernel(), known);
     }
     let test = "a_wait_with_a_signal_mask_lets_signals_in_and_leaves_the_set_as_it_is";
-    in_all_combinations(test, 1, server, client);
+    in_all_combinations(test, 1, echo, client);
 }
 
 #[test]
