@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-# The drop-in of docs/start.md and the unit of docs/observing.md as they stand there, under systemd as
+# The drop-in of docs/start.md and the unit of docs/rollout.md as they stand there, under systemd as
 # the first process of a Debian 12 and a Debian 13, for services with the distribution's own units. Then
 # the daemon's package is exchanged for an older and a newer one, and the daemon restarts, hangs and dies
 # again and again, under twenty programs with open connections.
@@ -189,8 +189,8 @@ for service in redis-server memcached nginx prometheus-node-exporter; do
     fi
 done
 
-echo "the unit of docs/observing.md gives metrics to the exporter"
-indented observing.md 'timer that writes the metrics' >/etc/systemd/system/smc-metrics.service
+echo "the unit of docs/rollout.md gives metrics to the exporter"
+indented rollout.md 'timer that writes the metrics' >/etc/systemd/system/smc-metrics.service
 systemctl daemon-reload
 systemctl start smc-metrics || fail "$(journal smc-metrics)"
 wait_for bash -c 'curl -sS http://127.0.0.1:9100/metrics |

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Checks the claims of `docs/upstream.md`: the named programs compile, and the named files exist.
+//! Checks the claims of `docs/linux.md`: the named programs compile, and the named files exist.
 #![allow(clippy::unwrap_used, reason = "a test")]
 
 use std::path::{Path, PathBuf};
@@ -25,7 +25,7 @@ fn programs_that_show_mistakes_compile() {
     if !has("cc") {
         return;
     }
-    let page = fs::read_to_string(root().join("docs/upstream.md")).unwrap();
+    let page = fs::read_to_string(root().join("docs/linux.md")).unwrap();
     let directory = root().join("tests/linux-bugs");
     let mut built = 0;
     for entry in fs::read_dir(&directory).unwrap() {
@@ -34,7 +34,7 @@ fn programs_that_show_mistakes_compile() {
             continue;
         }
         let name = path.file_name().unwrap().to_str().unwrap();
-        assert!(page.contains(name), "docs/upstream.md does not name {name}");
+        assert!(page.contains(name), "docs/linux.md does not name {name}");
         let own = smc_test_support::TestDir::new();
         let program = own.path("linux-bugs");
         let output = Command::new("cc")

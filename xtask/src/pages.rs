@@ -17,7 +17,7 @@ pub(crate) const PAGES: [(&str, &str); 14] = [
     ("docs/when-it-is-tcp.md", "when-it-is-tcp.md"),
     ("docs/operating.md", "operating.md"),
     ("backend/README.md", "vhost-device-ism.md"),
-    ("docs/observing.md", "observing.md"),
+    ("docs/rollout.md", "rollout.md"),
     ("docs/performance.md", "performance.md"),
     ("docs/threat-model.md", "threat-model.md"),
     ("docs/linux.md", "linux.md"),

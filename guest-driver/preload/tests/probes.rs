@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The probes of docs/observing.md: their functions are exported, and bpftrace, if installed, puts
+//! The probes of docs/rollout.md: their functions are exported, and bpftrace, if installed, puts
 //! probes on them.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]
 
@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use common::{Fabric, Running, library};
 
-const PAGE: &str = include_str!("../../../docs/observing.md");
+const PAGE: &str = include_str!("../../../docs/rollout.md");
 const INSTALLED: &str = "/usr/lib/smc/libsmc_preload.so";
 
 /// The programs of bpftrace on the page.

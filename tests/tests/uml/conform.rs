@@ -57,7 +57,7 @@ fn check((mut command, report): (Command, PathBuf), fewest: usize) {
 fn the_suite_knows_linux_as_a_server() {
     let bed = Bed::new();
     let mut guest = one(&bed);
-    // A first contact fails while another connection has joined its group (docs/upstream.md).
+    // A first contact fails while another connection has joined its group (docs/linux.md).
     guest.forgive("possible recursive locking");
     let run = ["smc-test-peer", "interop", "echo", "linux", "0.0.0.0:5000"];
     let _server = End::serve_by(&guest, run.into());

@@ -423,7 +423,7 @@ fn a_peer_that_goes_while_a_dmb_for_it_is_registered_ends_its_connections() {
         let bed = Bed::new();
         let (backend, mut guest) = guest(&bed);
         // A first contact fails in an ended group, and its worker may wait for itself
-        // (docs/upstream.md). So the guest is killed, without removing the module.
+        // (docs/linux.md). So the guest is killed, without removing the module.
         guest.forgive("possible recursive locking");
         guest.ok(LOAD);
         // Of both ends one after the other.

@@ -5,7 +5,7 @@
 //! Before the program's first instruction, each known system call of the file becomes a jump: from the
 //! call to unused bytes between two functions, and from there to a *thunk* (`patch`). The thunk jumps
 //! to the *entry* (`entry`). The entry leaves most numbers to the kernel, and calls the library for the
-//! others. docs/go.md has the rules.
+//! others. docs/preload.md has the rules.
 
 mod entry;
 pub(crate) mod lent;
