@@ -108,218 +108,141 @@ fn resize(message: &mut [u8]) {
     message[5..7].copy_from_slice(&len.to_be_bytes());
 }
 
+pub(super) type Change = fn(&mut Vec<u8>);
+
+/// A table of changes: the name, the case that finds the fault, the changed messages, the change.
+macro_rules! changes {
+    ($m:ident; $($name:literal by $found:literal: $when:expr => $change:expr,)*) => {
+        &[$(($name, $found, |$m| if $when { $change; }),)*]
+    };
+}
+pub(super) use changes;
+
+/// Changes of the messages sent by a server.
+const SENT_BY_SERVER: &[(&str, &str, Change)] = changes! { m;
+    "accept-reserved" by "accept-reserved": is_d2(m, ACCEPT) => set(m, 26, &[1]),
+    "accept-size-reserved" by "accept-reserved": is_d2(m, ACCEPT) => m[25] |= 1,
+    "accept-eid-other" by "accept-eid": is_d2(m, ACCEPT) => set(m, 34, b"OTHER.EID  "),
+    "accept-eid-zeros" by "accept-eid": is_d2(m, ACCEPT) => set(m, 45, &[0; 21]),
+    "accept-chid-other" by "accept-chid": is_d2(m, ACCEPT) => set(m, 32, &[0xff, 2]),
+    "accept-no-second-gid" by "accept-extended-gid": is_d2(m, ACCEPT) => set(m, 66, &[0; 8]),
+    "accept-size-7" by "accept-size-code": is_d2(m, ACCEPT) => m[25] = 0x70,
+    "accept-token-zero" by "accept-token": is_d2(m, ACCEPT) => set(m, 16, &[0; 8]),
+    "accept-index-255" by "accept-index": is_d2(m, ACCEPT) => m[24] = 255,
+    "accept-trailer" by "types-answer": is(m, ACCEPT) => *m.last_mut().unwrap() ^= 1,
+    "accept-length" by "types-answer": is(m, ACCEPT) => m[6] -= 1,
+    "accept-release-2" by "first-release": m.len() == 130 => m[75] = 0x22,
+    "accept-os-0" by "first-os": m.len() == 130 => m[75] = 0x01,
+    "accept-hostname" by "first-hostname": m.len() == 130 => set(m, 78, &[0; 32]),
+    "accept-features-0" by "first-features": m.len() == 130 => set(m, 112, &[0, 0]),
+    "accept-features-more" by "first-features": m.len() == 130 => set(m, 112, &[0x80, 1]),
+    "accept-vendor" by "first-vendor": m.len() == 130 => set(m, 114, &[1]),
+    "accept-extension-reserved" by "first-reserved": m.len() == 130 => set(m, 118, &[1]),
+    "accept-flag-without-extension" by "accept-length": m.len() == 78 => m[7] |= 8,
+    "accept-version-3" by "types-answer": is(m, ACCEPT) => m[7] = m[7] & 0x0f | 0x30,
+    "accept-type-r" by "types-answer": is_d2(m, ACCEPT) => m[7] &= !1,
+    "decline-short" by "own-length":
+        is(m, DECLINE) && m.len() == 44 => { m.drain(24..40); resize(m); },
+    "decline-reserved" by "own-reserved": is(m, DECLINE) && m.len() == 44 => m[21] = 1,
+    "decline-out-of-sync" by "own-in-sync": is(m, DECLINE) => m[7] |= 8,
+    "decline-no-diagnosis" by "own-diagnosis": is(m, DECLINE) => set(m, 16, &[0; 4]),
+    "decline-version-1" by "own-length": is(m, DECLINE) => m[7] = 0x10,
+    "decline-no-reasons" by "own-reasons": is(m, DECLINE) && m.len() == 44 => set(m, 24, &[0; 16]),
+    "decline-all-reasons" by "own-reasons": is(m, DECLINE) && m.len() == 44 => set(m, 24, &[3; 16]),
+};
+
+/// Changes of the messages received by a server.
+const READ_BY_SERVER: &[(&str, &str, Change)] = changes! { m;
+    "trailer-not-checked" by "header-trailer": true => mend_trailer(m),
+    "unpaired-taken" by "unpaired-alone":
+        is(m, PROPOSAL) && m.len() == 214 => {
+            m.splice(210..210, *b"\x43\x02\x03\x04\x05\x06\x47\x08\xff\x01");
+            m[81] = 2;
+            resize(m);
+        },
+    "eid-by-first-bytes" by "eid-almost-128":
+        is(m, PROPOSAL) && m.len() == 224 && m[120..124] == *b"CONF" && m[131] != b'-' => {
+            set(m, 120, b"CONFORMANCE                     ");
+        },
+    "feature-bit-not-asked" by "release-feature-bit-off":
+        is(m, PROPOSAL) && m.len() == 224 => m[107] |= 1,
+    "release-20-with-emulated" by "emulated-in-20":
+        is(m, PROPOSAL) && m.len() == 224 => { m[83] |= 0x10; m[107] |= 1; },
+    "confirm-chid-not-checked" by "wrong-chid": is_d2(m, CONFIRM) => set(m, 32, &[0xff, 1]),
+    "confirm-eid-not-checked" by "wrong-eid":
+        is_d2(m, CONFIRM) => set(m, 34, b"CONFORMANCE                     "),
+    "confirm-size-not-checked" by "confirm-size-15": is_d2(m, CONFIRM) => m[25] &= 0x3f,
+    "confirm-release-not-checked" by "confirm-first-release-2":
+        is_d2(m, CONFIRM) && m.len() == 130 => m[75] = m[75] & 0xf0 | 1,
+    "confirm-features-not-checked" by "confirm-first-features":
+        is_d2(m, CONFIRM) && m.len() == 130 => m[113] = 1,
+};
+
+/// Changes of the messages sent by a client.
+const SENT_BY_CLIENT: &[(&str, &str, Change)] = changes! { m;
+    "proposal-reserved" by "proposal-reserved": is(m, PROPOSAL) => m[60] = 1,
+    "proposal-mac-group" by "v2-mac": is(m, PROPOSAL) => set(m, 32, &[1, 2, 3, 4, 5, 6]),
+    "proposal-eid-lower" by "v2-eid-form": is(m, PROPOSAL) => set(m, 120, b"other"),
+    "proposal-feature-missing" by "v2-features-emulated": is(m, PROPOSAL) => m[107] = 0,
+    "proposal-feature-unknown" by "v2-features": is(m, PROPOSAL) => m[106] = 1,
+    "proposal-vendor" by "v2-vendor": is(m, PROPOSAL) => m[56] = 1,
+    "proposal-uuid" by "v2-uuid": is(m, PROPOSAL) && m.len() == 256 => m[238] = 0,
+    "proposal-seid-without-bit" by "v2-seid": is(m, PROPOSAL) && m.len() == 256 => m[190] = 65,
+    "proposal-associated" by "no-associated": is(m, PROPOSAL) => set(m, 40, &[1; 8]),
+    "confirm-eid-other" by "confirm-eid": is_d2(m, CONFIRM) => set(m, 34, b"OTHER      "),
+    "confirm-chid-other" by "confirm-chid": is_d2(m, CONFIRM) => m[33] = 9,
+    "confirm-gid-other" by "confirm-gid": is_d2(m, CONFIRM) => m[9] ^= 1,
+    "confirm-no-features" by "confirm-features": m.len() == 130 => m[113] = 0,
+    "confirm-all-features" by "common-features": m.len() == 130 => m[112] = 0xff,
+    "confirm-release" by "confirm-release": m.len() == 130 => m[75] = 0x22,
+    "confirm-no-flag" by "header-answered": is_d2(m, CONFIRM) => m[7] &= !8,
+    "confirm-reserved" by "confirm-reserved": is_d2(m, CONFIRM) => m[26] = 1,
+    "confirm-token-zero" by "confirm-token": is_d2(m, CONFIRM) => set(m, 16, &[0; 8]),
+};
+
+/// Changes of the messages received by a client.
+const READ_BY_CLIENT: &[(&str, &str, Change)] = changes! { m;
+    "trailer-not-checked" by "header-trailer-zero": true => mend_trailer(m),
+    "size-not-checked" by "accept-size-9": is_d2(m, ACCEPT) => m[25] &= 0x3f,
+    "chid-not-checked" by "chid-ff42": is_d2(m, ACCEPT) => set(m, 32, &[0xff, 1]),
+    "eid-not-checked" by "eid-foreign":
+        is_d2(m, ACCEPT) => set(m, 34, b"OTHER                           "),
+    "release-not-checked" by "extension-release-2": m.len() == 130 => m[75] = 1,
+    "hostname-checked" by "taken-hostname-control": m.len() == 130 && m[78] == 0x1b => m[4] = 9,
+    "reserved-checked" by "taken-all-reserved": is_d2(m, ACCEPT) && m[26] != 0 => m[4] = 9,
+};
+
+/// The faults of two tables.
+fn changes_of(
+    sent: &'static [(&str, &str, Change)],
+    read: &'static [(&str, &str, Change)],
+) -> Vec<Fault> {
+    let sent = sent.iter().map(|(name, found_by, outgoing)| Fault {
+        name,
+        found_by,
+        outgoing: *outgoing,
+        ..Fault::NONE
+    });
+    let read = read.iter().map(|(name, found_by, incoming)| Fault {
+        name,
+        found_by,
+        incoming: *incoming,
+        ..Fault::NONE
+    });
+    sent.chain(read).collect()
+}
+
 /// Faults of a server visible to its clients.
 pub(crate) fn of_server() -> Vec<Fault> {
     let base = Fault::NONE;
-    let outgoing = |name, found_by, outgoing: fn(&mut Vec<u8>)| Fault {
-        name,
-        found_by,
-        outgoing,
-        ..Fault::NONE
-    };
-    let incoming = |name, found_by, incoming: fn(&mut Vec<u8>)| Fault {
-        name,
-        found_by,
-        incoming,
-        ..Fault::NONE
-    };
     let refuses = |name, found_by, refuses: fn(&[u8]) -> bool| Fault {
         name,
         found_by,
         refuses,
         ..Fault::NONE
     };
-    vec![
-        outgoing("accept-reserved", "accept-reserved", |m| {
-            if is_d2(m, ACCEPT) {
-                set(m, 26, &[1])
-            }
-        }),
-        outgoing("accept-size-reserved", "accept-reserved", |m| {
-            if is_d2(m, ACCEPT) {
-                m[25] |= 1
-            }
-        }),
-        outgoing("accept-eid-other", "accept-eid", |m| {
-            if is_d2(m, ACCEPT) {
-                set(m, 34, b"OTHER.EID  ")
-            }
-        }),
-        outgoing("accept-eid-zeros", "accept-eid", |m| {
-            if is_d2(m, ACCEPT) {
-                set(m, 45, &[0; 21])
-            }
-        }),
-        outgoing("accept-chid-other", "accept-chid", |m| {
-            if is_d2(m, ACCEPT) {
-                set(m, 32, &[0xff, 2])
-            }
-        }),
-        outgoing("accept-no-second-gid", "accept-extended-gid", |m| {
-            if is_d2(m, ACCEPT) {
-                set(m, 66, &[0; 8])
-            }
-        }),
-        outgoing("accept-size-7", "accept-size-code", |m| {
-            if is_d2(m, ACCEPT) {
-                m[25] = 0x70
-            }
-        }),
-        outgoing("accept-token-zero", "accept-token", |m| {
-            if is_d2(m, ACCEPT) {
-                set(m, 16, &[0; 8])
-            }
-        }),
-        outgoing("accept-index-255", "accept-index", |m| {
-            if is_d2(m, ACCEPT) {
-                m[24] = 255
-            }
-        }),
-        outgoing("accept-trailer", "types-answer", |m| {
-            if is(m, ACCEPT) {
-                *m.last_mut().unwrap() ^= 1
-            }
-        }),
-        outgoing("accept-length", "types-answer", |m| {
-            if is(m, ACCEPT) {
-                m[6] -= 1
-            }
-        }),
-        outgoing("accept-release-2", "first-release", |m| {
-            if m.len() == 130 {
-                m[75] = 0x22
-            }
-        }),
-        outgoing("accept-os-0", "first-os", |m| {
-            if m.len() == 130 {
-                m[75] = 0x01
-            }
-        }),
-        outgoing("accept-hostname", "first-hostname", |m| {
-            if m.len() == 130 {
-                set(m, 78, &[0; 32])
-            }
-        }),
-        outgoing("accept-features-0", "first-features", |m| {
-            if m.len() == 130 {
-                set(m, 112, &[0, 0])
-            }
-        }),
-        outgoing("accept-features-more", "first-features", |m| {
-            if m.len() == 130 {
-                set(m, 112, &[0x80, 1])
-            }
-        }),
-        outgoing("accept-vendor", "first-vendor", |m| {
-            if m.len() == 130 {
-                set(m, 114, &[1])
-            }
-        }),
-        outgoing("accept-extension-reserved", "first-reserved", |m| {
-            if m.len() == 130 {
-                set(m, 118, &[1])
-            }
-        }),
-        outgoing("accept-flag-without-extension", "accept-length", |m| {
-            if m.len() == 78 {
-                m[7] |= 8
-            }
-        }),
-        outgoing("accept-version-3", "types-answer", |m| {
-            if is(m, ACCEPT) {
-                m[7] = m[7] & 0x0f | 0x30
-            }
-        }),
-        outgoing("accept-type-r", "types-answer", |m| {
-            if is_d2(m, ACCEPT) {
-                m[7] &= !1
-            }
-        }),
-        outgoing("decline-short", "own-length", |m| {
-            if is(m, DECLINE) && m.len() == 44 {
-                m.drain(24..40);
-                resize(m);
-            }
-        }),
-        outgoing("decline-reserved", "own-reserved", |m| {
-            if is(m, DECLINE) && m.len() == 44 {
-                m[21] = 1
-            }
-        }),
-        outgoing("decline-out-of-sync", "own-in-sync", |m| {
-            if is(m, DECLINE) {
-                m[7] |= 8
-            }
-        }),
-        outgoing("decline-no-diagnosis", "own-diagnosis", |m| {
-            if is(m, DECLINE) {
-                set(m, 16, &[0; 4])
-            }
-        }),
-        outgoing("decline-version-1", "own-length", |m| {
-            if is(m, DECLINE) {
-                m[7] = 0x10
-            }
-        }),
-        outgoing("decline-no-reasons", "own-reasons", |m| {
-            if is(m, DECLINE) && m.len() == 44 {
-                set(m, 24, &[0; 16])
-            }
-        }),
-        outgoing("decline-all-reasons", "own-reasons", |m| {
-            if is(m, DECLINE) && m.len() == 44 {
-                set(m, 24, &[3; 16])
-            }
-        }),
-        incoming("trailer-not-checked", "header-trailer", |m| mend_trailer(m)),
-        incoming("unpaired-taken", "unpaired-alone", |m| {
-            if is(m, PROPOSAL) && m.len() == 214 {
-                m.splice(210..210, *b"\x43\x02\x03\x04\x05\x06\x47\x08\xff\x01");
-                m[81] = 2;
-                resize(m);
-            }
-        }),
-        incoming("eid-by-first-bytes", "eid-almost-128", |m| {
-            if is(m, PROPOSAL) && m.len() == 224 && m[120..124] == *b"CONF" && m[131] != b'-' {
-                set(m, 120, b"CONFORMANCE                     ");
-            }
-        }),
-        incoming("feature-bit-not-asked", "release-feature-bit-off", |m| {
-            if is(m, PROPOSAL) && m.len() == 224 {
-                m[107] |= 1
-            }
-        }),
-        incoming("release-20-with-emulated", "emulated-in-20", |m| {
-            if is(m, PROPOSAL) && m.len() == 224 {
-                m[83] |= 0x10;
-                m[107] |= 1;
-            }
-        }),
-        incoming("confirm-chid-not-checked", "wrong-chid", |m| {
-            if is_d2(m, CONFIRM) {
-                set(m, 32, &[0xff, 1])
-            }
-        }),
-        incoming("confirm-eid-not-checked", "wrong-eid", |m| {
-            if is_d2(m, CONFIRM) {
-                set(m, 34, b"CONFORMANCE                     ");
-            }
-        }),
-        incoming("confirm-size-not-checked", "confirm-size-15", |m| {
-            if is_d2(m, CONFIRM) {
-                m[25] &= 0x3f
-            }
-        }),
-        incoming("confirm-release-not-checked", "confirm-first-release-2", |m| {
-            if is_d2(m, CONFIRM) && m.len() == 130 {
-                m[75] = m[75] & 0xf0 | 1
-            }
-        }),
-        incoming("confirm-features-not-checked", "confirm-first-features", |m| {
-            if is_d2(m, CONFIRM) && m.len() == 130 {
-                m[113] = 1
-            }
-        }),
+    let mut all = changes_of(SENT_BY_SERVER, READ_BY_SERVER);
+    all.extend([
         refuses("reserved-checked", "reserved-proposal-6", |m| {
             is(m, PROPOSAL) && m.len() > 80 && m[60..80] != [0; 20]
         }),
@@ -376,145 +299,14 @@ pub(crate) fn of_server() -> Vec<Fault> {
             ..base.clone()
         },
         Fault { name: "takes-the-last-type", found_by: "d2-first", takes_last: true, ..base },
-    ]
+    ]);
+    all
 }
 
 /// Faults of a client visible to its servers.
 pub(crate) fn of_client() -> Vec<Fault> {
-    let outgoing = |name, found_by, outgoing: fn(&mut Vec<u8>)| Fault {
-        name,
-        found_by,
-        outgoing,
-        ..Fault::NONE
-    };
-    let incoming = |name, found_by, incoming: fn(&mut Vec<u8>)| Fault {
-        name,
-        found_by,
-        incoming,
-        ..Fault::NONE
-    };
-    vec![
-        outgoing("proposal-reserved", "proposal-reserved", |m| {
-            if is(m, PROPOSAL) {
-                m[60] = 1
-            }
-        }),
-        outgoing("proposal-mac-group", "v2-mac", |m| {
-            if is(m, PROPOSAL) {
-                set(m, 32, &[1, 2, 3, 4, 5, 6])
-            }
-        }),
-        outgoing("proposal-eid-lower", "v2-eid-form", |m| {
-            if is(m, PROPOSAL) {
-                set(m, 120, b"other")
-            }
-        }),
-        outgoing("proposal-feature-missing", "v2-features-emulated", |m| {
-            if is(m, PROPOSAL) {
-                m[107] = 0
-            }
-        }),
-        outgoing("proposal-feature-unknown", "v2-features", |m| {
-            if is(m, PROPOSAL) {
-                m[106] = 1
-            }
-        }),
-        outgoing("proposal-vendor", "v2-vendor", |m| {
-            if is(m, PROPOSAL) {
-                m[56] = 1
-            }
-        }),
-        outgoing("proposal-uuid", "v2-uuid", |m| {
-            if is(m, PROPOSAL) && m.len() == 256 {
-                m[238] = 0
-            }
-        }),
-        outgoing("proposal-seid-without-bit", "v2-seid", |m| {
-            if is(m, PROPOSAL) && m.len() == 256 {
-                m[190] = 65
-            }
-        }),
-        outgoing("proposal-associated", "no-associated", |m| {
-            if is(m, PROPOSAL) {
-                set(m, 40, &[1; 8])
-            }
-        }),
-        outgoing("confirm-eid-other", "confirm-eid", |m| {
-            if is_d2(m, CONFIRM) {
-                set(m, 34, b"OTHER      ")
-            }
-        }),
-        outgoing("confirm-chid-other", "confirm-chid", |m| {
-            if is_d2(m, CONFIRM) {
-                m[33] = 9
-            }
-        }),
-        outgoing("confirm-gid-other", "confirm-gid", |m| {
-            if is_d2(m, CONFIRM) {
-                m[9] ^= 1
-            }
-        }),
-        outgoing("confirm-no-features", "confirm-features", |m| {
-            if m.len() == 130 {
-                m[113] = 0
-            }
-        }),
-        outgoing("confirm-all-features", "common-features", |m| {
-            if m.len() == 130 {
-                m[112] = 0xff
-            }
-        }),
-        outgoing("confirm-release", "confirm-release", |m| {
-            if m.len() == 130 {
-                m[75] = 0x22
-            }
-        }),
-        outgoing("confirm-no-flag", "header-answered", |m| {
-            if is_d2(m, CONFIRM) {
-                m[7] &= !8
-            }
-        }),
-        outgoing("confirm-reserved", "confirm-reserved", |m| {
-            if is_d2(m, CONFIRM) {
-                m[26] = 1
-            }
-        }),
-        outgoing("confirm-token-zero", "confirm-token", |m| {
-            if is_d2(m, CONFIRM) {
-                set(m, 16, &[0; 8])
-            }
-        }),
-        incoming("trailer-not-checked", "header-trailer-zero", |m| mend_trailer(m)),
-        incoming("size-not-checked", "accept-size-9", |m| {
-            if is_d2(m, ACCEPT) {
-                m[25] &= 0x3f
-            }
-        }),
-        incoming("chid-not-checked", "chid-ff42", |m| {
-            if is_d2(m, ACCEPT) {
-                set(m, 32, &[0xff, 1])
-            }
-        }),
-        incoming("eid-not-checked", "eid-foreign", |m| {
-            if is_d2(m, ACCEPT) {
-                set(m, 34, b"OTHER                           ")
-            }
-        }),
-        incoming("release-not-checked", "extension-release-2", |m| {
-            if m.len() == 130 {
-                m[75] = 1
-            }
-        }),
-        incoming("hostname-checked", "taken-hostname-control", |m| {
-            if m.len() == 130 && m[78] == 0x1b {
-                m[4] = 9
-            }
-        }),
-        incoming("reserved-checked", "taken-all-reserved", |m| {
-            if is_d2(m, ACCEPT) && m[26] != 0 {
-                m[4] = 9
-            }
-        }),
+    let mut all = changes_of(SENT_BY_CLIENT, READ_BY_CLIENT);
+    all.extend([
         Fault {
             name: "falls-back-after-errors",
             found_by: "data-http",
@@ -528,5 +320,6 @@ pub(crate) fn of_client() -> Vec<Fault> {
             ends_after_decline: true,
             ..Fault::NONE
         },
-    ]
+    ]);
+    all
 }
