@@ -17,7 +17,7 @@ use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use combinations::{connect, exchange_as_client, exchange_as_server};
+use combinations::{accept_and_greet, connect_and_greet, exchange_as_client, exchange_as_server};
 use common::{Fabric, await_listener, eventually, free_port, my_role, pattern, role};
 
 /// The carrier of the connection.
@@ -172,8 +172,7 @@ fn a_process_that_ends_with_unread_bytes_is_a_reset_on_each_carrier() {
             dying_server(stream);
         }
         Some((_, port)) => {
-            let mut stream = connect(port);
-            exchange_as_client(&mut stream);
+            let stream = connect_and_greet(port);
             survivor(stream);
         }
         None => {
@@ -271,8 +270,7 @@ fn time_limits_of_reads_hold_on_each_carrier() {
             timed_server(stream);
         }
         Some((_, port)) => {
-            let mut stream = connect(port);
-            exchange_as_client(&mut stream);
+            let stream = connect_and_greet(port);
             timed_client(stream);
         }
         None => {
@@ -313,8 +311,7 @@ fn a_close_waits_for_bytes_that_are_not_acknowledged_on_each_carrier() {
             say("result", &format!("{said}, all came: {:?}", read.map(|_| all == pattern(MORE))));
         }
         Some((_, port)) => {
-            let mut stream = connect(port);
-            exchange_as_client(&mut stream);
+            let mut stream = connect_and_greet(port);
             settle("client");
             exchange_as_client(&mut stream);
             lingering_client(stream);
@@ -346,8 +343,7 @@ fn a_server_listens_again_when_its_client_has_closed_first_on_each_carrier() {
     match my_role() {
         Some((role, port)) if role == "server" => {
             let listener = listen(port).unwrap();
-            let mut stream = listener.accept().unwrap().0;
-            exchange_as_server(&mut stream);
+            let mut stream = accept_and_greet(&listener);
             settle("server");
             exchange_as_server(&mut stream);
             let end = stream.read(&mut [0]).unwrap();
@@ -357,8 +353,7 @@ fn a_server_listens_again_when_its_client_has_closed_first_on_each_carrier() {
             say("result", &format!("end {end}, listens {again:?}"));
         }
         Some((_, port)) => {
-            let mut stream = connect(port);
-            exchange_as_client(&mut stream);
+            let mut stream = connect_and_greet(port);
             settle("client");
             exchange_as_client(&mut stream);
             if words() == ["shutdown"] {

@@ -25,7 +25,7 @@ use std::process::Command;
 use std::thread::sleep;
 use std::time::Duration;
 
-use combinations::{connect, exchange_as_client, exchange_as_server, pass, take};
+use combinations::{accept_and_greet, connect_and_greet, pass, take};
 use common::{Fabric, Running, await_listener, eventually, free_port, my_role, role};
 
 /// Actions of the echoing end, at random times.
@@ -198,16 +198,8 @@ fn take_part(role: &str, port: u16) {
     let word = |name: &str| std::env::var(name).unwrap();
     let (act, random) = (word("ACT"), Random(number("SMC_SEED", 1)));
     let stream = match role {
-        "server" => {
-            let (mut stream, _) = TcpListener::bind(("127.0.0.1", port)).unwrap().accept().unwrap();
-            exchange_as_server(&mut stream);
-            stream
-        }
-        _ => {
-            let mut stream = connect(port);
-            exchange_as_client(&mut stream);
-            stream
-        }
+        "server" => accept_and_greet(&TcpListener::bind(("127.0.0.1", port)).unwrap()),
+        _ => connect_and_greet(port),
     };
     let name = format!("{act}-{role}");
     std::fs::write(file(&name), "").unwrap();

@@ -18,7 +18,8 @@ use std::os::unix::net::UnixStream;
 use std::process::{Command, Stdio};
 
 use combinations::{
-    connect, exchange_as_client, exchange_as_server, in_all_combinations, pass, take,
+    accept_and_greet, connect, connect_and_greet, exchange_as_client, exchange_as_server,
+    in_all_combinations, pass, take,
 };
 
 /// Sends a line, and expects it in upper case and then the end of data.
@@ -77,22 +78,18 @@ fn stdio_on_a_fresh_connection() {
     fn client(port: u16) {
         expect_upper(connect(port));
     }
-    in_all_combinations("stdio_on_a_fresh_connection", server, client);
+    in_all_combinations(server, client);
 }
 
 #[test]
 fn stdio_on_a_connection_in_use() {
     fn server(listener: TcpListener) {
-        let (mut stream, _) = listener.accept().unwrap();
-        exchange_as_server(&mut stream);
-        answer_by_stdio(stream);
+        answer_by_stdio(accept_and_greet(&listener));
     }
     fn client(port: u16) {
-        let mut stream = connect(port);
-        exchange_as_client(&mut stream);
-        expect_upper(stream);
+        expect_upper(connect_and_greet(port));
     }
-    in_all_combinations("stdio_on_a_connection_in_use", server, client);
+    in_all_combinations(server, client);
 }
 
 #[test]
@@ -120,14 +117,13 @@ fn stdio_at_the_client() {
         stream.shutdown(Shutdown::Write).unwrap();
         assert_eq!(file.line(), "BEFORE AND AFTER\n");
     }
-    in_all_combinations("stdio_at_the_client", server, client);
+    in_all_combinations(server, client);
 }
 
 #[test]
 fn formatted_output_to_a_descriptor() {
     fn server(listener: TcpListener) {
-        let (mut stream, _) = listener.accept().unwrap();
-        exchange_as_server(&mut stream);
+        let mut stream = accept_and_greet(&listener);
         for i in 0..3 {
             let n = unsafe {
                 dprintf(stream.as_raw_fd(), c"%d %s %.2f|".as_ptr(), i, c"word".as_ptr(), 1.5)
@@ -137,13 +133,12 @@ fn formatted_output_to_a_descriptor() {
         stream.write_all(b".").unwrap();
     }
     fn client(port: u16) {
-        let mut stream = connect(port);
-        exchange_as_client(&mut stream);
+        let mut stream = connect_and_greet(port);
         let mut back = String::new();
         stream.read_to_string(&mut back).unwrap();
         assert_eq!(back, "0 word 1.50|1 word 1.50|2 word 1.50|.");
     }
-    in_all_combinations("formatted_output_to_a_descriptor", server, client);
+    in_all_combinations(server, client);
 }
 
 /// `hello` by bash's own TCP client, twenty times.
@@ -162,7 +157,7 @@ fn a_shell_writes_to_a_connection() {
             assert!(Command::new("bash").args(["-c", &script]).status().unwrap().success());
         }
     }
-    in_all_combinations("a_shell_writes_to_a_connection", server, client);
+    in_all_combinations(server, client);
 }
 
 #[test]
@@ -183,7 +178,7 @@ fn a_shell_talks_on_a_connection() {
         );
         assert!(Command::new("bash").args(["-c", &script]).status().unwrap().success());
     }
-    in_all_combinations("a_shell_talks_on_a_connection", server, client);
+    in_all_combinations(server, client);
 }
 
 /// Number of messages of `logger`; `SMC_LOGGER=1000` sends more than the suite does.
@@ -209,15 +204,14 @@ fn clients_that_send_and_exit_lose_nothing() {
             assert!(logger.args(["--", "a message"]).status().unwrap().success());
         }
     }
-    in_all_combinations("clients_that_send_and_exit_lose_nothing", server, client);
+    in_all_combinations(server, client);
 }
 
 #[test]
 fn an_end_by_a_signal_is_an_end_of_data() {
     fn server(listener: TcpListener) {
         for _ in 0..5 {
-            let (mut stream, _) = listener.accept().unwrap();
-            exchange_as_server(&mut stream);
+            let mut stream = accept_and_greet(&listener);
             let mut text = String::new();
             stream.read_to_string(&mut text).unwrap();
             assert_eq!(text, "last words");
@@ -226,8 +220,7 @@ fn an_end_by_a_signal_is_an_end_of_data() {
     fn client(port: u16) {
         for _ in 0..5 {
             let child = c::fork(move || {
-                let mut stream = connect(port);
-                exchange_as_client(&mut stream);
+                let mut stream = connect_and_greet(port);
                 stream.write_all(b"last words").unwrap();
                 unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
             });
@@ -236,21 +229,19 @@ fn an_end_by_a_signal_is_an_end_of_data() {
             assert!(libc::WIFSIGNALED(status));
         }
     }
-    in_all_combinations("an_end_by_a_signal_is_an_end_of_data", server, client);
+    in_all_combinations(server, client);
 }
 
 #[test]
 fn what_came_before_a_reset_is_read() {
     fn server(listener: TcpListener) {
-        let (mut stream, _) = listener.accept().unwrap();
-        exchange_as_server(&mut stream);
+        let mut stream = accept_and_greet(&listener);
         stream.write_all(b"last words").unwrap();
         // The client's last byte is unread, so the close is a reset.
         while c::number(&stream, libc::FIONREAD).unwrap() == 0 {}
     }
     fn client(port: u16) {
-        let mut stream = connect(port);
-        exchange_as_client(&mut stream);
+        let mut stream = connect_and_greet(port);
         stream.write_all(b"x").unwrap();
         std::thread::sleep(std::time::Duration::from_millis(100));
         let mut words = [0; 100];
@@ -259,7 +250,7 @@ fn what_came_before_a_reset_is_read() {
         let error = stream.read(&mut words).unwrap_err();
         assert_eq!(error.raw_os_error(), Some(libc::ECONNRESET));
     }
-    in_all_combinations("what_came_before_a_reset_is_read", server, client);
+    in_all_combinations(server, client);
 }
 
 /// A worker, which echoes on its connections and checks their addresses.
@@ -300,15 +291,14 @@ fn connections_are_passed_to_another_process() {
             expect_upper(stream);
         }
     }
-    in_all_combinations("connections_are_passed_to_another_process", server, client);
+    in_all_combinations(server, client);
 }
 
 #[test]
 fn a_program_is_spawned_on_a_connection_in_use() {
     fn server(listener: TcpListener) {
         for _ in 0..5 {
-            let (mut stream, _) = listener.accept().unwrap();
-            exchange_as_server(&mut stream);
+            let stream = accept_and_greet(&listener);
             // `std` calls posix_spawn.
             let input = OwnedFd::from(stream.try_clone().unwrap());
             let mut tr = Command::new("tr");
@@ -320,12 +310,10 @@ fn a_program_is_spawned_on_a_connection_in_use() {
     }
     fn client(port: u16) {
         for _ in 0..5 {
-            let mut stream = connect(port);
-            exchange_as_client(&mut stream);
-            expect_upper(stream);
+            expect_upper(connect_and_greet(port));
         }
     }
-    in_all_combinations("a_program_is_spawned_on_a_connection_in_use", server, client);
+    in_all_combinations(server, client);
 }
 
 /// Like git's daemon: the parent closes its copy while the child executes a program.
@@ -334,8 +322,7 @@ fn a_program_that_is_executed_takes_over_a_connection_that_its_parent_closes() {
     const N: usize = 30;
     fn server(listener: TcpListener) {
         for _ in 0..N {
-            let (mut stream, _) = listener.accept().unwrap();
-            exchange_as_server(&mut stream);
+            let stream = accept_and_greet(&listener);
             let fd = stream.as_raw_fd();
             let child = c::fork(move || unsafe {
                 libc::dup2(fd, 0);
@@ -349,13 +336,10 @@ fn a_program_that_is_executed_takes_over_a_connection_that_its_parent_closes() {
     }
     fn client(port: u16) {
         for _ in 0..N {
-            let mut stream = connect(port);
-            exchange_as_client(&mut stream);
-            expect_upper(stream);
+            expect_upper(connect_and_greet(port));
         }
     }
-    let test = "a_program_that_is_executed_takes_over_a_connection_that_its_parent_closes";
-    in_all_combinations(test, server, client);
+    in_all_combinations(server, client);
 }
 
 unsafe extern "C" {
@@ -383,8 +367,7 @@ fn spawn_by_vfork(fd: RawFd, args: &[*const libc::c_char; 4]) -> libc::pid_t {
 fn vfork_and_a_program_on_a_connection_in_use() {
     fn server(listener: TcpListener) {
         for _ in 0..5 {
-            let (mut stream, _) = listener.accept().unwrap();
-            exchange_as_server(&mut stream);
+            let stream = accept_and_greet(&listener);
             let args = [c"tr".as_ptr(), c"a-z".as_ptr(), c"A-Z".as_ptr(), std::ptr::null()];
             let child = spawn_by_vfork(stream.as_raw_fd(), &args);
             drop(stream);
@@ -393,12 +376,10 @@ fn vfork_and_a_program_on_a_connection_in_use() {
     }
     fn client(port: u16) {
         for _ in 0..5 {
-            let mut stream = connect(port);
-            exchange_as_client(&mut stream);
-            expect_upper(stream);
+            expect_upper(connect_and_greet(port));
         }
     }
-    in_all_combinations("vfork_and_a_program_on_a_connection_in_use", server, client);
+    in_all_combinations(server, client);
 }
 
 #[test]
@@ -417,11 +398,10 @@ fn vectors_at_no_offset() {
         assert_eq!((&a, &b[..2]), (b"hel", &b"lo"[..]));
     }
     fn client(port: u16) {
-        let mut stream = connect(port);
-        exchange_as_client(&mut stream);
+        let mut stream = connect_and_greet(port);
         assert_eq!(stream.read(&mut [0]).unwrap(), 0);
     }
-    in_all_combinations("vectors_at_no_offset", server, client);
+    in_all_combinations(server, client);
 }
 
 #[test]
@@ -444,19 +424,16 @@ fn asynchronous_reads_and_writes() {
         }
     }
     fn server(listener: TcpListener) {
-        let (mut stream, _) = listener.accept().unwrap();
-        exchange_as_server(&mut stream);
+        let stream = accept_and_greet(&listener);
         let mut buf = [0; 7];
         assert_eq!(unsafe { run(libc::aio_read, stream.as_raw_fd(), &mut buf) }, 7);
         buf.make_ascii_uppercase();
         assert_eq!(unsafe { run(libc::aio_write, stream.as_raw_fd(), &mut buf) }, 7);
     }
     fn client(port: u16) {
-        let mut stream = connect(port);
-        exchange_as_client(&mut stream);
-        expect_upper(stream);
+        expect_upper(connect_and_greet(port));
     }
-    in_all_combinations("asynchronous_reads_and_writes", server, client);
+    in_all_combinations(server, client);
 }
 
 /// A megabyte, so the process ends long before the peer has taken everything.
@@ -480,7 +457,7 @@ fn what_stdio_wrote_before_the_program_ended_arrives() {
         std::mem::forget(stream);
         unsafe { libc::exit(0) };
     }
-    in_all_combinations("what_stdio_wrote_before_the_program_ended_arrives", server, client);
+    in_all_combinations(server, client);
 }
 
 /// A server like inetd's: the program executed for each client answers by stdio.
@@ -501,7 +478,7 @@ fn a_program_that_uses_stdio_is_executed_for_each_client() {
     fn client(port: u16) {
         (0..3).for_each(|_| expect_upper(connect(port)));
     }
-    in_all_combinations("a_program_that_uses_stdio_is_executed_for_each_client", server, client);
+    in_all_combinations(server, client);
 }
 
 /// A pipe that is partly full, as HAProxy uses it: bytes that do not fit stay in the connection,
@@ -511,8 +488,7 @@ fn splice_into_a_pipe_that_is_nearly_full_does_not_wait() {
     const N: usize = 300_000;
     fn server(listener: TcpListener) {
         use std::io::pipe;
-        let (mut stream, _) = listener.accept().unwrap();
-        exchange_as_server(&mut stream);
+        let stream = accept_and_greet(&listener);
         let (mut reader, writer) = pipe().unwrap();
         let (none, flags) = (std::ptr::null_mut(), libc::SPLICE_F_NONBLOCK);
         let mut all = Vec::new();
@@ -535,11 +511,10 @@ fn splice_into_a_pipe_that_is_nearly_full_does_not_wait() {
         assert!(all == common::pattern(N));
     }
     fn client(port: u16) {
-        let mut stream = connect(port);
-        exchange_as_client(&mut stream);
+        let mut stream = connect_and_greet(port);
         stream.write_all(&common::pattern(N)).unwrap();
     }
-    in_all_combinations("splice_into_a_pipe_that_is_nearly_full_does_not_wait", server, client);
+    in_all_combinations(server, client);
 }
 
 #[test]
@@ -564,11 +539,10 @@ fn a_set_with_the_number_of_a_closed_one_is_empty() {
         }
     }
     fn client(port: u16) {
-        let mut stream = connect(port);
-        exchange_as_client(&mut stream);
+        let mut stream = connect_and_greet(port);
         assert_eq!(stream.read(&mut [0]).unwrap(), 0);
     }
-    in_all_combinations("a_set_with_the_number_of_a_closed_one_is_empty", server, client);
+    in_all_combinations(server, client);
 }
 
 /// A forked child shares the set and its signal lines with the parent.
@@ -615,11 +589,7 @@ fn a_child_that_closes_its_copy_of_a_set_delays_no_event_of_the_parent() {
             assert_eq!(byte, [round]);
         }
     }
-    in_all_combinations(
-        "a_child_that_closes_its_copy_of_a_set_delays_no_event_of_the_parent",
-        server,
-        client,
-    );
+    in_all_combinations(server, client);
 }
 
 /// A server that is full: accepts and closes at once, or says why first.
@@ -643,7 +613,7 @@ fn a_server_that_closes_at_once_is_an_end_of_data() {
             assert_eq!(text, if i % 2 == 1 { "-ERR full\r\n" } else { "" });
         }
     }
-    in_all_combinations("a_server_that_closes_at_once_is_an_end_of_data", server, client);
+    in_all_combinations(server, client);
 }
 
 #[test]
@@ -660,5 +630,5 @@ fn a_server_that_greets_without_blocking_and_ends() {
         connect(port).read_to_string(&mut text).unwrap();
         assert_eq!(text, "220 here");
     }
-    in_all_combinations("a_server_that_greets_without_blocking_and_ends", server, client);
+    in_all_combinations(server, client);
 }

@@ -19,7 +19,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use common::{Fabric, Running, await_listener, eventually, role};
+use common::{Fabric, Running, await_listener, eventually, role, test_of};
 use handed::{CLIENTS, is_program};
 use smc_rendezvous::{Options, PassedOn, Policy, Rendezvous, cgroup_of, grant};
 use smc_test_support::TestDir;
@@ -72,6 +72,16 @@ fn plain() -> Command {
 fn client(mut command: Command, test: &str, first: &str, visits: usize) -> Running {
     command.env("VISITS", visits.to_string()).env("FIRST", first);
     role(&mut command, test, "client", PORT)
+}
+
+/// Runs a test in a network of its own, if this process is none of the programs.
+fn on_loopback<T: FnOnce(&str) + Send>(test: T) {
+    if !is_program() {
+        bed::run(|| {
+            bed::ip("link set lo up");
+            test(test_of::<T>().unwrap());
+        });
+    }
 }
 
 /// Waits until no socket listens on [`PORT`] (1770 hexadecimal) any more.
@@ -144,12 +154,7 @@ fn hand_over(
 /// any more.
 #[test]
 fn a_process_without_rights_hands_its_listener_on() {
-    if is_program() {
-        return;
-    }
-    let test = "a_process_without_rights_hands_its_listener_on";
-    bed::run(|| {
-        bed::ip("link set lo up");
+    on_loopback(|test| {
         for way in ["execve", "fork", "posix_spawn"] {
             for how in [("server", true), ("client", true), ("server", false), ("client", false)] {
                 hand_over(test, way, how, (without_rights, &attached()));
@@ -161,12 +166,7 @@ fn a_process_without_rights_hands_its_listener_on() {
 /// The processes of a container have the option by a grant to their cgroup.
 #[test]
 fn a_process_with_a_grant_hands_its_listener_on() {
-    if is_program() {
-        return;
-    }
-    let test = "a_process_with_a_grant_hands_its_listener_on";
-    bed::run(|| {
-        bed::ip("link set lo up");
+    on_loopback(|test| {
         grant(&cgroup_of(std::process::id()).unwrap()).unwrap();
         let passed = Rendezvous::granted(Policy::default()).unwrap().pass_on().unwrap();
         for way in ["execve", "fork", "posix_spawn"] {
@@ -180,12 +180,7 @@ fn a_process_with_a_grant_hands_its_listener_on() {
 /// A server whose listener a program with the library takes over loses nothing.
 #[test]
 fn a_program_with_the_library_goes_on_with_smc() {
-    if is_program() {
-        return;
-    }
-    let test = "a_program_with_the_library_goes_on_with_smc";
-    bed::run(|| {
-        bed::ip("link set lo up");
+    on_loopback(|test| {
         let ways = ["execve", "execvp", "fexecve", "execveat", "syscall", "fork", "posix_spawn"];
         for (way, early) in ways.into_iter().flat_map(|way| [(way, true), (way, false)]) {
             let fabric = Fabric::new(3);
@@ -211,12 +206,7 @@ fn a_program_with_the_library_goes_on_with_smc() {
 /// by a message.
 #[test]
 fn a_program_that_gets_the_listener_by_a_message_goes_on_with_smc() {
-    if is_program() {
-        return;
-    }
-    let test = "a_program_that_gets_the_listener_by_a_message_goes_on_with_smc";
-    bed::run(|| {
-        bed::ip("link set lo up");
+    on_loopback(|test| {
         for early in [true, false] {
             let fabric = Fabric::new(3);
             let passed = attached();
@@ -248,12 +238,7 @@ fn a_program_that_gets_the_listener_by_a_message_goes_on_with_smc() {
 /// An unused connection is decided before a program without the library gets it.
 #[test]
 fn a_connection_handed_on_has_no_byte_of_smc() {
-    if is_program() {
-        return;
-    }
-    let test = "a_connection_handed_on_has_no_byte_of_smc";
-    bed::run(|| {
-        bed::ip("link set lo up");
+    on_loopback(|test| {
         let ways = ["execve", "execvp", "fexecve", "syscall", "fork", "raw fork", "system"];
         let ways = ways.into_iter().chain(["posix_spawn", "setuid", "noexec", "unreadable"]);
         for (way, first) in ways.flat_map(|way| [(way, "server"), (way, "client")]) {
@@ -287,12 +272,7 @@ fn a_connection_handed_on_has_no_byte_of_smc() {
 /// the client's program.
 #[test]
 fn a_client_connects_again_where_nobody_took_the_answer_back() {
-    if is_program() {
-        return;
-    }
-    let test = "a_client_connects_again_where_nobody_took_the_answer_back";
-    bed::run(|| {
-        bed::ip("link set lo up");
+    on_loopback(|test| {
         for first in ["server", "client"] {
             let fabric = Fabric::new(3);
             let passed = attached();
@@ -336,12 +316,7 @@ fn number_of_listener(pid: u32) -> c_int {
 /// A listener that a program with the library inherits, and does not use, stays unchanged.
 #[test]
 fn a_listener_that_leaks_into_a_program_with_the_library_stays_plain() {
-    if is_program() {
-        return;
-    }
-    let test = "a_listener_that_leaks_into_a_program_with_the_library_stays_plain";
-    bed::run(|| {
-        bed::ip("link set lo up");
+    on_loopback(|test| {
         let fabric = Fabric::new(3);
         let passed = attached();
         // The settings are for the server's child, which has the library.
@@ -359,12 +334,7 @@ fn a_listener_that_leaks_into_a_program_with_the_library_stays_plain() {
 /// The clients of a closed listener may come to another one, of a program without the library.
 #[test]
 fn a_listener_whose_clients_may_migrate_does_not_answer() {
-    if is_program() {
-        return;
-    }
-    let test = "a_listener_whose_clients_may_migrate_does_not_answer";
-    bed::run(|| {
-        bed::ip("link set lo up");
+    on_loopback(|test| {
         // Of the network of this thread.
         let may = "/proc/sys/net/ipv4/tcp_migrate_req";
         for (migrates, expected) in [("0", 2), ("1", 0)] {
@@ -402,55 +372,28 @@ fn keep_the_library(owner: &mut Command, place: &TestDir) {
 }
 
 fn each_way(test: &str, first: &str, early: bool) {
-    bed::run(|| {
-        bed::ip("link set lo up");
-        for way in WAYS {
-            println!("{way}");
-            hand_over(test, way, (first, early), (with_library, &attached()));
-        }
-    });
+    for way in WAYS {
+        println!("{way}");
+        hand_over(test, way, (first, early), (with_library, &attached()));
+    }
 }
 
 #[test]
 fn a_listener_handed_on_before_its_first_client_is_plain_and_the_server_speaks_first() {
-    if !is_program() {
-        each_way(
-            "a_listener_handed_on_before_its_first_client_is_plain_and_the_server_speaks_first",
-            "server",
-            false,
-        );
-    }
+    on_loopback(|test| each_way(test, "server", false));
 }
 
 #[test]
 fn a_listener_handed_on_before_its_first_client_is_plain_and_the_client_speaks_first() {
-    if !is_program() {
-        each_way(
-            "a_listener_handed_on_before_its_first_client_is_plain_and_the_client_speaks_first",
-            "client",
-            false,
-        );
-    }
+    on_loopback(|test| each_way(test, "client", false));
 }
 
 #[test]
 fn a_client_that_waits_while_its_listener_is_handed_on_is_served_and_the_server_speaks_first() {
-    if !is_program() {
-        each_way(
-            "a_client_that_waits_while_its_listener_is_handed_on_is_served_and_the_server_speaks_first",
-            "server",
-            true,
-        );
-    }
+    on_loopback(|test| each_way(test, "server", true));
 }
 
 #[test]
 fn a_client_that_waits_while_its_listener_is_handed_on_is_served_and_the_client_speaks_first() {
-    if !is_program() {
-        each_way(
-            "a_client_that_waits_while_its_listener_is_handed_on_is_served_and_the_client_speaks_first",
-            "client",
-            true,
-        );
-    }
+    on_loopback(|test| each_way(test, "client", true));
 }

@@ -23,15 +23,23 @@ use smc_test_support::TestDir;
 
 /// Runs a server and a client, with and without the library at either end: in all four
 /// combinations.
-fn in_all_combinations(test: &str, connections: usize, server: fn(TcpListener), client: fn(u16)) {
-    run(test, (2 * connections, 0), server, client);
+fn in_all_combinations<S, C>(connections: usize, server: S, client: C)
+where
+    S: Fn(TcpListener),
+    C: Fn(u16),
+{
+    run((2 * connections, 0), server, client);
 }
 
 /// Like `in_all_combinations`, with the ends of connections on SMC and on TCP if both ends have the
 /// library.
-fn run(test: &str, decided: (usize, usize), server: fn(TcpListener), client: fn(u16)) {
+fn run<S, C>(decided: (usize, usize), server: S, client: C)
+where
+    S: Fn(TcpListener),
+    C: Fn(u16),
+{
     let connections = (decided.0 + decided.1) / 2;
-    in_each_combination(test, server, client, |fabric, ends| {
+    in_each_combination(server, client, |fabric, ends| {
         let (smc, tcp) = fabric.decided();
         match ends {
             (true, true) => assert_eq!((smc, tcp), decided, "{:?}", fabric.broken()),
@@ -66,8 +74,7 @@ fn bytes_come_as_they_went_and_a_half_close_is_an_end_of_data() {
         stream.read_to_end(&mut back).unwrap();
         assert!(back == data);
     }
-    let test = "bytes_come_as_they_went_and_a_half_close_is_an_end_of_data";
-    in_all_combinations(test, 1, server, client);
+    in_all_combinations(1, server, client);
 }
 
 #[test]
@@ -102,7 +109,7 @@ fn flags_of_recv_and_what_ioctl_knows() {
         assert_eq!((n, &buf[..7]), (7, &b"abcdefg"[..]));
         stream.write_all(b"x").unwrap();
     }
-    in_all_combinations("flags_of_recv_and_what_ioctl_knows", 1, server, client);
+    in_all_combinations(1, server, client);
 }
 
 #[test]
@@ -145,7 +152,7 @@ fn poll_reports_a_nonblocking_connect() {
         let error = refused.take_error().unwrap().unwrap();
         assert_eq!(error.kind(), ErrorKind::ConnectionRefused);
     }
-    in_all_combinations("poll_reports_a_nonblocking_connect", 1, server, client);
+    in_all_combinations(1, server, client);
 }
 
 /// Erlang's lists of buffers have such entries.
@@ -168,7 +175,7 @@ fn lists_may_have_empty_entries_without_an_address() {
         assert_eq!((&first, &second[..6]), (b"1234", &b"567890"[..]));
         assert_eq!(c::writev_with_gaps(&stream, [b"", b""]).unwrap(), 0);
     }
-    in_all_combinations("lists_may_have_empty_entries_without_an_address", 1, server, client);
+    in_all_combinations(1, server, client);
 }
 
 /// Apache's programs call `connect` again when `poll` has reported that the socket is writable.
@@ -190,7 +197,7 @@ fn a_second_connect_returns_what_became_of_the_first() {
         let mut buf = [0; 5];
         stream.read_exact(&mut buf).unwrap();
     }
-    in_all_combinations("a_second_connect_returns_what_became_of_the_first", 1, server, client);
+    in_all_combinations(1, server, client);
 }
 
 /// The error comes while the thread about to propose SMC may not have seen it yet.
@@ -211,7 +218,7 @@ fn a_connect_that_is_refused_says_so_each_time() {
         }
         TcpStream::connect(("127.0.0.1", port)).unwrap().write_all(b"!").unwrap();
     }
-    in_all_combinations("a_connect_that_is_refused_says_so_each_time", 1, server, client);
+    in_all_combinations(1, server, client);
 }
 
 const IN: i32 = libc::EPOLLIN;
@@ -278,7 +285,7 @@ fn epoll_reports_levels_edges_and_one_shots() {
         take(3);
         stream.flush().unwrap();
     }
-    in_all_combinations("epoll_reports_levels_edges_and_one_shots", 1, server, client);
+    in_all_combinations(1, server, client);
 }
 
 /// A new connection ends waits in the kernel by an entry in its set. Another thread, which only looks
@@ -325,8 +332,7 @@ fn a_thread_waits_for_a_set_with_a_new_connection_while_another_looks_at_it() {
             stream.read_exact(&mut [0]).unwrap();
         }
     }
-    let test = "a_thread_waits_for_a_set_with_a_new_connection_while_another_looks_at_it";
-    in_all_combinations(test, 1, echo, client);
+    in_all_combinations(1, echo, client);
 }
 
 /// Waits until a thread of this process sleeps.
@@ -395,7 +401,7 @@ fn a_set_serves_many_connections_and_reports_their_ends() {
             }
         }
     }
-    in_all_combinations("a_set_serves_many_connections_and_reports_their_ends", N, server, client);
+    in_all_combinations(N, server, client);
 }
 
 /// `Read` and `Write` on a shared stream.
@@ -432,7 +438,7 @@ fn a_copy_of_a_descriptor_is_the_same_connection() {
         assert_eq!(&buf, b"still here");
         (&stream).write_all(b"thanks").unwrap();
     }
-    in_all_combinations("a_copy_of_a_descriptor_is_the_same_connection", 1, server, client);
+    in_all_combinations(1, server, client);
 }
 
 #[test]
@@ -463,7 +469,7 @@ fn time_limits_and_signals_end_a_wait() {
         assert_eq!(c::recv(&stream, &mut buf, 0).unwrap(), 1);
         assert_eq!(buf, *b"y");
     }
-    in_all_combinations("time_limits_and_signals_end_a_wait", 1, server, client);
+    in_all_combinations(1, server, client);
 }
 
 /// A server that sends each byte back.
@@ -502,8 +508,7 @@ fn a_wait_with_a_signal_mask_lets_signals_in_and_leaves_the_set_as_it_is() {
         }
         assert_eq!(set.known_to_the_kernel(), known);
     }
-    let test = "a_wait_with_a_signal_mask_lets_signals_in_and_leaves_the_set_as_it_is";
-    in_all_combinations(test, 1, echo, client);
+    in_all_combinations(1, echo, client);
 }
 
 #[test]
@@ -529,7 +534,7 @@ fn urgent_data_is_apart_from_the_rest() {
         assert_eq!(&buf[..5], b"after");
         stream.write_all(b"x").unwrap();
     }
-    in_all_combinations("urgent_data_is_apart_from_the_rest", 1, server, client);
+    in_all_combinations(1, server, client);
 }
 
 #[test]
@@ -563,7 +568,7 @@ fn files_and_pipes_are_copied_through() {
         reader.read_exact(&mut buf).unwrap();
         assert_eq!(&buf, b"through a pipe");
     }
-    in_all_combinations("files_and_pipes_are_copied_through", 1, server, client);
+    in_all_combinations(1, server, client);
 }
 
 #[test]
@@ -590,7 +595,7 @@ fn workers_accept_on_a_listener_that_they_inherited() {
             assert_eq!(&buf, b"ping");
         }
     }
-    in_all_combinations("workers_accept_on_a_listener_that_they_inherited", 3, server, client);
+    in_all_combinations(3, server, client);
 }
 
 #[test]
@@ -618,7 +623,7 @@ fn a_child_serves_a_client_that_its_parent_accepted() {
             assert_eq!(buf, b"ping");
         }
     }
-    in_all_combinations("a_child_serves_a_client_that_its_parent_accepted", 2, server, client);
+    in_all_combinations(2, server, client);
 }
 
 #[test]
@@ -657,7 +662,7 @@ fn processes_take_turns_on_a_connection() {
             writer.join().unwrap();
         }
     }
-    in_all_combinations("processes_take_turns_on_a_connection", 1, server, client);
+    in_all_combinations(1, server, client);
 }
 
 #[test]
@@ -680,7 +685,6 @@ fn a_program_that_is_executed_has_the_connection_as_its_standard_input() {
         stream.read_to_end(&mut buf).unwrap();
         assert_eq!(buf, b"meow");
     }
-    let test = "a_program_that_is_executed_has_the_connection_as_its_standard_input";
     // The program may use stdio, so its standard descriptors stay on TCP.
-    run(test, (0, 2), server, client);
+    run((0, 2), server, client);
 }

@@ -40,69 +40,30 @@ fn run(mode: &str, connections: usize, expected: &str) {
     }
 }
 
-#[test]
-fn a_handler_sends_while_the_program_sends_and_receives() {
-    run("sends", 1, "all bytes\n");
+/// A test for each mode of the program: the mode, the number of connections, and the output.
+macro_rules! modes {
+    ($(fn $name:ident($($argument:expr),*);)*) => {
+        $(#[test]
+        fn $name() {
+            run($($argument),*);
+        })*
+    };
 }
 
-#[test]
-fn a_handler_polls_while_the_program_polls() {
-    run("polls", 1, "all bytes\n");
-}
-
-#[test]
-fn a_handler_looks_at_bytes_and_options_and_closes_a_copy() {
-    run("peeks", 1, "all bytes\n");
-}
-
-#[test]
-fn a_handler_forks_in_the_middle_of_any_call() {
-    run("forks", 1, "all bytes\n");
-}
-
-#[test]
-fn a_handler_makes_connections_while_the_program_does() {
-    run("connects", 80, "80 connections\n");
-}
-
-#[test]
-fn the_program_ends_in_a_handler() {
-    run("leaves", 1, "left\n");
-}
-
-#[test]
-fn a_connection_is_usable_and_ends_after_jumps_out_of_its_calls() {
-    run("jumps", 1, "jumped\n");
-}
-
-#[test]
-fn threads_are_cancelled_in_calls_and_the_connections_stay() {
-    run("cancels", 21, "cancelled\n");
-}
-
-#[test]
-fn threads_end_in_epoll_wait_and_in_handlers() {
-    run("ends", 1, "ended\n");
-}
-
-#[test]
-fn handlers_are_told_what_the_kernel_tells_and_calls_begin_again() {
-    run("handlers", 1, "told\n");
-}
-
-#[test]
-fn a_handler_that_does_not_block_its_signal_sends() {
-    run("nests", 1, "nested\n");
-}
-
-#[test]
-fn signals_that_wait_in_a_queue_come_in_order() {
-    run("queues", 1, "queued\n");
-}
-
-#[test]
-fn a_connect_that_a_signal_ends_goes_on_in_the_kernel() {
-    run("begins", 100, "100 connections\n");
+modes! {
+    fn a_handler_sends_while_the_program_sends_and_receives("sends", 1, "all bytes\n");
+    fn a_handler_polls_while_the_program_polls("polls", 1, "all bytes\n");
+    fn a_handler_looks_at_bytes_and_options_and_closes_a_copy("peeks", 1, "all bytes\n");
+    fn a_handler_forks_in_the_middle_of_any_call("forks", 1, "all bytes\n");
+    fn a_handler_makes_connections_while_the_program_does("connects", 80, "80 connections\n");
+    fn the_program_ends_in_a_handler("leaves", 1, "left\n");
+    fn a_connection_is_usable_and_ends_after_jumps_out_of_its_calls("jumps", 1, "jumped\n");
+    fn threads_are_cancelled_in_calls_and_the_connections_stay("cancels", 21, "cancelled\n");
+    fn threads_end_in_epoll_wait_and_in_handlers("ends", 1, "ended\n");
+    fn handlers_are_told_what_the_kernel_tells_and_calls_begin_again("handlers", 1, "told\n");
+    fn a_handler_that_does_not_block_its_signal_sends("nests", 1, "nested\n");
+    fn signals_that_wait_in_a_queue_come_in_order("queues", 1, "queued\n");
+    fn a_connect_that_a_signal_ends_goes_on_in_the_kernel("begins", 100, "100 connections\n");
 }
 
 /// The source files under a directory.

@@ -22,7 +22,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use combinations::{
-    connect, exchange_as_client, exchange_as_server, in_all_combinations, pass, take,
+    accept_and_greet, connect, connect_and_greet, exchange_as_client, exchange_as_server,
+    in_all_combinations, pass, take,
 };
 use common::pattern;
 
@@ -43,6 +44,11 @@ fn exchange_patterns(stream: &TcpStream) {
     });
 }
 
+/// A client with a connection in use that carries patterns.
+fn patterns_client(port: u16) {
+    exchange_patterns(&connect_and_greet(port));
+}
+
 /// The child of a fork goes on, and the process ends at once by `end`.
 fn go_to_the_background(end: unsafe extern "C" fn(i32) -> !, f: impl FnOnce()) -> ! {
     c::fork(|| {
@@ -61,45 +67,35 @@ unsafe extern "C" {
 fn a_client_goes_to_the_background() {
     fn server(listener: TcpListener) {
         for _ in 0..3 {
-            let (mut stream, _) = listener.accept().unwrap();
-            exchange_as_server(&mut stream);
-            exchange_patterns(&stream);
+            exchange_patterns(&accept_and_greet(&listener));
         }
     }
     fn client(port: u16) {
         for end in [libc::_exit, libc::exit, quick_exit] {
             let daemon = c::fork(|| {
-                let mut stream = connect(port);
-                exchange_as_client(&mut stream);
+                let stream = connect_and_greet(port);
                 go_to_the_background(end, move || exchange_patterns(&stream));
             });
             c::wait(daemon);
         }
     }
-    in_all_combinations("a_client_goes_to_the_background", server, client);
+    in_all_combinations(server, client);
 }
 
 #[test]
 fn a_server_goes_to_the_background() {
     fn server(listener: TcpListener) {
-        let (mut stream, _) = listener.accept().unwrap();
-        exchange_as_server(&mut stream);
+        let stream = accept_and_greet(&listener);
         go_to_the_background(libc::exit, move || exchange_patterns(&stream));
     }
-    fn client(port: u16) {
-        let mut stream = connect(port);
-        exchange_as_client(&mut stream);
-        exchange_patterns(&stream);
-    }
-    in_all_combinations("a_server_goes_to_the_background", server, client);
+    in_all_combinations(server, patterns_client);
 }
 
 /// Bytes are on their way in both directions when the process ends.
 #[test]
 fn a_process_ends_in_the_middle_of_a_transfer() {
     fn server(listener: TcpListener) {
-        let (mut stream, _) = listener.accept().unwrap();
-        exchange_as_server(&mut stream);
+        let stream = accept_and_greet(&listener);
         let (ours, theirs) = UnixStream::pair().unwrap();
         c::fork(move || {
             (&theirs).write_all(b"b").unwrap();
@@ -110,12 +106,7 @@ fn a_process_ends_in_the_middle_of_a_transfer() {
         std::thread::sleep(Duration::from_millis(5));
         unsafe { libc::_exit(0) };
     }
-    fn client(port: u16) {
-        let mut stream = connect(port);
-        exchange_as_client(&mut stream);
-        exchange_patterns(&stream);
-    }
-    in_all_combinations("a_process_ends_in_the_middle_of_a_transfer", server, client);
+    in_all_combinations(server, patterns_client);
 }
 
 #[test]
@@ -127,24 +118,17 @@ fn a_process_passes_a_connection_on_and_ends() {
             std::thread::sleep(Duration::from_millis(150));
             exchange_patterns(&stream);
         });
-        let (mut stream, _) = listener.accept().unwrap();
-        exchange_as_server(&mut stream);
+        let stream = accept_and_greet(&listener);
         pass(&ours, stream.as_raw_fd());
     }
-    fn client(port: u16) {
-        let mut stream = connect(port);
-        exchange_as_client(&mut stream);
-        exchange_patterns(&stream);
-    }
-    in_all_combinations("a_process_passes_a_connection_on_and_ends", server, client);
+    in_all_combinations(server, patterns_client);
 }
 
 /// A spawned program outlives its parent.
 #[test]
 fn a_program_outlives_the_process_that_spawned_it() {
     fn server(listener: TcpListener) {
-        let (mut stream, _) = listener.accept().unwrap();
-        exchange_as_server(&mut stream);
+        let stream = accept_and_greet(&listener);
         let input = std::os::fd::OwnedFd::from(stream.try_clone().unwrap());
         let mut cat = Command::new("sh");
         cat.args(["-c", "sleep 0.2; exec cat"]).stdin(input);
@@ -152,12 +136,7 @@ fn a_program_outlives_the_process_that_spawned_it() {
         // The program goes on after the end of this process.
         std::mem::forget(cat.unwrap());
     }
-    fn client(port: u16) {
-        let mut stream = connect(port);
-        exchange_as_client(&mut stream);
-        exchange_patterns(&stream);
-    }
-    in_all_combinations("a_program_outlives_the_process_that_spawned_it", server, client);
+    in_all_combinations(server, patterns_client);
 }
 
 fn execute(words: &[&str]) {
@@ -178,8 +157,7 @@ fn inheritable(stream: TcpStream) -> RawFd {
 #[test]
 fn a_client_executes_a_program_in_the_middle_of_a_transfer() {
     fn server(listener: TcpListener) {
-        let (mut stream, _) = listener.accept().unwrap();
-        exchange_as_server(&mut stream);
+        let mut stream = accept_and_greet(&listener);
         stream.write_all(&pattern(N)).unwrap();
         stream.shutdown(Shutdown::Write).unwrap();
         let mut answer = String::new();
@@ -187,8 +165,7 @@ fn a_client_executes_a_program_in_the_middle_of_a_transfer() {
         assert_eq!(answer, "read all\n");
     }
     fn client(port: u16) {
-        let mut stream = connect(port);
-        exchange_as_client(&mut stream);
+        let mut stream = connect_and_greet(port);
         let mut begun = vec![0; 1000];
         stream.read_exact(&mut begun).unwrap();
         assert!(begun == pattern(1000));
@@ -198,15 +175,13 @@ fn a_client_executes_a_program_in_the_middle_of_a_transfer() {
         let script = format!("cmp - {} <&77 && echo read all >&77", path.display());
         execute(&["bash", "-c", &script]);
     }
-    let test = "a_client_executes_a_program_in_the_middle_of_a_transfer";
-    in_all_combinations(test, server, client);
+    in_all_combinations(server, client);
 }
 
 #[test]
 fn a_server_executes_a_program_with_a_connection_in_use() {
     fn server(listener: TcpListener) {
-        let (mut stream, _) = listener.accept().unwrap();
-        exchange_as_server(&mut stream);
+        let stream = accept_and_greet(&listener);
         inheritable(stream);
         unsafe {
             // With arguments in registers and on the stack.
@@ -216,12 +191,7 @@ fn a_server_executes_a_program_with_a_connection_in_use() {
             libc::execlp(shell, shell, c"-c".as_ptr(), script, x, x, x, x, x, x, none);
         }
     }
-    fn client(port: u16) {
-        let mut stream = connect(port);
-        exchange_as_client(&mut stream);
-        exchange_patterns(&stream);
-    }
-    in_all_combinations("a_server_executes_a_program_with_a_connection_in_use", server, client);
+    in_all_combinations(server, patterns_client);
 }
 
 static CHILDREN_ENDED: AtomicU32 = AtomicU32::new(0);
@@ -234,8 +204,7 @@ extern "C" fn count_child(_: i32) {
 #[test]
 fn a_failed_exec_leaves_everything_as_it_was() {
     fn server(listener: TcpListener) {
-        let (mut stream, _) = listener.accept().unwrap();
-        exchange_as_server(&mut stream);
+        let stream = accept_and_greet(&listener);
         unsafe { libc::signal(libc::SIGCHLD, count_child as extern "C" fn(i32) as usize) };
         let fd = inheritable(stream);
         for _ in 0..3 {
@@ -249,12 +218,7 @@ fn a_failed_exec_leaves_everything_as_it_was() {
         let stream = unsafe { <TcpStream as std::os::fd::FromRawFd>::from_raw_fd(fd) };
         exchange_patterns(&stream);
     }
-    fn client(port: u16) {
-        let mut stream = connect(port);
-        exchange_as_client(&mut stream);
-        exchange_patterns(&stream);
-    }
-    in_all_combinations("a_failed_exec_leaves_everything_as_it_was", server, client);
+    in_all_combinations(server, patterns_client);
 }
 
 /// A shell reading the output of such a program goes on after the program's end, although the
@@ -262,8 +226,7 @@ fn a_failed_exec_leaves_everything_as_it_was() {
 #[test]
 fn nothing_of_the_program_stays_open() {
     fn server(listener: TcpListener) {
-        let (mut stream, _) = listener.accept().unwrap();
-        exchange_as_server(&mut stream);
+        let mut stream = accept_and_greet(&listener);
         let mut rest = String::new();
         stream.read_to_string(&mut rest).unwrap();
         assert_eq!(rest, "the end");
@@ -273,8 +236,7 @@ fn nothing_of_the_program_stays_open() {
         let (go, wait) = UnixStream::pair().unwrap();
         let daemon = c::fork(|| {
             drop(ours.try_clone());
-            let mut stream = connect(port);
-            exchange_as_client(&mut stream);
+            let mut stream = connect_and_greet(port);
             let (fd, theirs) = (theirs.as_raw_fd(), ours.as_raw_fd());
             c::fork(move || {
                 c::close(fd);
@@ -291,7 +253,7 @@ fn nothing_of_the_program_stays_open() {
         // Until then the connection lives.
         (&go).write_all(b"g").unwrap();
     }
-    in_all_combinations("nothing_of_the_program_stays_open", server, client);
+    in_all_combinations(server, client);
 }
 
 /// The client's handshake is under way for as long as this server's program does not use the
@@ -317,8 +279,7 @@ fn a_client_goes_to_the_background_before_its_first_byte() {
         });
         c::wait(daemon);
     }
-    let test = "a_client_goes_to_the_background_before_its_first_byte";
-    in_all_combinations(test, late_server, client);
+    in_all_combinations(late_server, client);
 }
 
 /// The parent's bytes from before the fork come before the child's.
@@ -340,7 +301,7 @@ fn a_client_forks_while_its_handshake_is_under_way() {
         c::wait(child);
         exchange_patterns(&stream);
     }
-    in_all_combinations("a_client_forks_while_its_handshake_is_under_way", late_server, client);
+    in_all_combinations(late_server, client);
 }
 
 /// The handshake of a connection closed by its program goes on in the parent only.
@@ -348,8 +309,7 @@ fn a_client_forks_while_its_handshake_is_under_way() {
 fn a_child_has_nothing_of_a_closed_connection() {
     const ROUNDS: usize = 20;
     fn server(listener: TcpListener) {
-        let (mut first, _) = listener.accept().unwrap();
-        exchange_as_server(&mut first);
+        let mut first = accept_and_greet(&listener);
         // Meanwhile the other handshakes wait for an answer.
         first.read_exact(&mut [0]).unwrap();
         for _ in 0..ROUNDS {
@@ -358,8 +318,7 @@ fn a_child_has_nothing_of_a_closed_connection() {
     }
     fn client(port: u16) {
         // The first connection opens the device.
-        let mut first = connect(port);
-        exchange_as_client(&mut first);
+        let mut first = connect_and_greet(port);
         let link = |fd: &str| std::fs::read_link(format!("/proc/self/fd/{fd}")).ok();
         for round in 0..ROUNDS {
             let stream = c::connect_nonblocking(port);
@@ -375,7 +334,7 @@ fn a_child_has_nothing_of_a_closed_connection() {
         }
         first.write_all(b"!").unwrap();
     }
-    in_all_combinations("a_child_has_nothing_of_a_closed_connection", server, client);
+    in_all_combinations(server, client);
 }
 
 #[test]
@@ -386,8 +345,7 @@ fn a_client_executes_a_program_while_its_handshake_is_under_way() {
         inheritable(stream);
         execute(&["bash", "-c", "dd bs=1 count=5 <&77 >/dev/null 2>&1; exec cat <&77 >&77"]);
     }
-    let test = "a_client_executes_a_program_while_its_handshake_is_under_way";
-    in_all_combinations(test, late_server, client);
+    in_all_combinations(late_server, client);
 }
 
 #[test]
@@ -401,8 +359,7 @@ fn a_client_spawns_a_program_while_its_handshake_is_under_way() {
         cat.stdout(std::os::fd::OwnedFd::from(stream)).stderr(Stdio::null());
         assert!(cat.status().unwrap().success());
     }
-    let test = "a_client_spawns_a_program_while_its_handshake_is_under_way";
-    in_all_combinations(test, late_server, client);
+    in_all_combinations(late_server, client);
 }
 
 /// The connection is in an epoll set when its relay begins, and SMC carries the connection in the
@@ -424,8 +381,7 @@ fn an_epoll_set_keeps_a_client_that_starts_a_program_in_its_handshake() {
         assert_eq!(&word, b"there");
         exchange_patterns(&stream);
     }
-    let test = "an_epoll_set_keeps_a_client_that_starts_a_program_in_its_handshake";
-    in_all_combinations(test, late_server, client);
+    in_all_combinations(late_server, client);
 }
 
 /// The descriptor is closed by exec, and the bytes written before arrive all the same.
@@ -443,7 +399,7 @@ fn bytes_that_wait_for_a_handshake_survive_an_exec() {
         stream.write_all(b"hello").unwrap();
         execute(&["true"]);
     }
-    in_all_combinations("bytes_that_wait_for_a_handshake_survive_an_exec", server, client);
+    in_all_combinations(server, client);
 }
 
 /// The servers accept only after the processes have ended, so a process waiting for its server
@@ -492,8 +448,7 @@ fn a_process_that_has_written_ends_before_its_server_accepts() {
         }
         UnixStream::connect_addr(&name(port)).unwrap();
     }
-    let test = "a_process_that_has_written_ends_before_its_server_accepts";
-    in_all_combinations(test, server, client);
+    in_all_combinations(server, client);
 }
 
 /// The child's bytes come before the later bytes of its parent.
@@ -502,8 +457,7 @@ fn a_parent_writes_behind_its_child() {
     const ROUNDS: usize = 20;
     fn server(listener: TcpListener) {
         for round in 0..ROUNDS {
-            let (mut stream, _) = listener.accept().unwrap();
-            exchange_as_server(&mut stream);
+            let mut stream = accept_and_greet(&listener);
             let mut all = String::new();
             stream.read_to_string(&mut all).unwrap();
             assert_eq!(all, "the child, the parent", "round {round}");
@@ -511,29 +465,26 @@ fn a_parent_writes_behind_its_child() {
     }
     fn client(port: u16) {
         for _ in 0..ROUNDS {
-            let mut stream = connect(port);
-            exchange_as_client(&mut stream);
+            let mut stream = connect_and_greet(port);
             c::wait(c::fork(|| (&stream).write_all(b"the child, ").unwrap()));
             stream.write_all(b"the parent").unwrap();
         }
     }
-    in_all_combinations("a_parent_writes_behind_its_child", server, client);
+    in_all_combinations(server, client);
 }
 
 /// Two children, both forked before one of them uses the connection.
 #[test]
 fn two_children_take_turns() {
     fn server(listener: TcpListener) {
-        let (mut stream, _) = listener.accept().unwrap();
-        exchange_as_server(&mut stream);
+        let mut stream = accept_and_greet(&listener);
         stream.write_all(b"012345").unwrap();
         let mut all = String::new();
         stream.read_to_string(&mut all).unwrap();
         assert_eq!(all, "012345");
     }
     fn client(port: u16) {
-        let mut stream = connect(port);
-        exchange_as_client(&mut stream);
+        let stream = connect_and_greet(port);
         let children: Vec<_> = (0..3)
             .map(|_| {
                 let (ours, theirs) = UnixStream::pair().unwrap();
@@ -559,5 +510,5 @@ fn two_children_take_turns() {
         }
         children.into_iter().for_each(|(child, _)| c::wait(child));
     }
-    in_all_combinations("two_children_take_turns", server, client);
+    in_all_combinations(server, client);
 }

@@ -17,7 +17,7 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use combinations::{connect, exchange_as_client, exchange_as_server, in_all_combinations};
+use combinations::{accept_and_greet, connect_and_greet, exchange_as_server, in_all_combinations};
 use common::pattern;
 
 /// More than all buffers on the way hold.
@@ -47,24 +47,20 @@ fn exchange_patterns(stream: &TcpStream) {
 /// A server that exchanges patterns on a number of connections.
 fn serve(listener: &TcpListener, times: usize) {
     for _ in 0..times {
-        let (mut stream, _) = listener.accept().unwrap();
-        exchange_as_server(&mut stream);
+        let stream = accept_and_greet(listener);
         exchange_patterns(&stream);
     }
 }
 
 /// A connection already used.
 fn connect_and_use(port: u16) -> TcpStream {
-    let mut stream = connect(port);
-    exchange_as_client(&mut stream);
-    stream
+    connect_and_greet(port)
 }
 
 #[test]
 fn a_program_becomes_a_daemon_by_libc() {
     fn server(listener: TcpListener) {
-        let (mut stream, _) = listener.accept().unwrap();
-        exchange_as_server(&mut stream);
+        let stream = accept_and_greet(&listener);
         assert_eq!(unsafe { libc::daemon(1, 1) }, 0);
         exchange_patterns(&stream);
         serve(&listener, 2);
@@ -84,7 +80,7 @@ fn a_program_becomes_a_daemon_by_libc() {
             c::wait(parent);
         }
     }
-    in_all_combinations("a_program_becomes_a_daemon_by_libc", server, client);
+    in_all_combinations(server, client);
 }
 
 /// A way to make a child process, and one to end a process.
@@ -157,8 +153,7 @@ fn a_child_goes_on_however_it_was_made_and_its_parent_ends() {
             assert!(libc::WIFEXITED(status), "{status:x}");
         }
     }
-    let test = "a_child_goes_on_however_it_was_made_and_its_parent_ends";
-    in_all_combinations(test, server, client);
+    in_all_combinations(server, client);
 }
 
 /// Closes all descriptors but one and the standard ones.
@@ -210,8 +205,7 @@ fn run_with(fd: RawFd, command: &str) -> ! {
 fn a_program_gets_the_connection_although_its_parent_has_closed_all_others() {
     fn server(listener: TcpListener) {
         for _ in CLOSES {
-            let (mut stream, _) = listener.accept().unwrap();
-            exchange_as_server(&mut stream);
+            let mut stream = accept_and_greet(&listener);
             stream.write_all(b"to a program\n").unwrap();
             let mut all = String::new();
             stream.read_to_string(&mut all).unwrap();
@@ -231,8 +225,7 @@ fn a_program_gets_the_connection_although_its_parent_has_closed_all_others() {
             // As on TCP, no other process has the connection any more.
         }
     }
-    let test = "a_program_gets_the_connection_although_its_parent_has_closed_all_others";
-    in_all_combinations(test, server, client);
+    in_all_combinations(server, client);
 }
 
 /// A child of a fork uses an inherited connection after it has closed everything else: the child
@@ -255,8 +248,7 @@ fn a_child_uses_the_connection_after_it_has_closed_all_others() {
             c::wait(child);
         }
     }
-    let test = "a_child_uses_the_connection_after_it_has_closed_all_others";
-    in_all_combinations(test, server, client);
+    in_all_combinations(server, client);
 }
 
 #[test]
@@ -271,8 +263,7 @@ subprocess.run(['sh', '-c', f'read line <&{k}; echo $line >&{k}'], pass_fds=[k],
 s.sendall(b'and its parent')
 ";
     fn server(listener: TcpListener) {
-        let (mut stream, _) = listener.accept().unwrap();
-        exchange_as_server(&mut stream);
+        let mut stream = accept_and_greet(&listener);
         stream.write_all(b"to a program\n").unwrap();
         let mut all = String::new();
         stream.read_to_string(&mut all).unwrap();
@@ -283,7 +274,7 @@ s.sendall(b'and its parent')
             std::process::Command::new("python3").args(["-c", CODE, &port.to_string()]).status();
         assert!(python.unwrap().success());
     }
-    in_all_combinations("python_passes_a_connection_to_a_program", server, client);
+    in_all_combinations(server, client);
 }
 
 /// A process that has been on SMC closes all of its descriptors by ranges, and makes its next
@@ -303,7 +294,7 @@ fn a_process_closes_everything_and_goes_on() {
             c::wait(child);
         }
     }
-    in_all_combinations("a_process_closes_everything_and_goes_on", server, client);
+    in_all_combinations(server, client);
 }
 
 /// The threads of the library share the descriptors of the program. The program has one thread, so
@@ -331,8 +322,7 @@ fn what_a_program_closes_for_itself_alone_is_closed() {
         // The test itself has a second thread.
         c::wait(c::fork(|| alone(port)));
     }
-    let test = "what_a_program_closes_for_itself_alone_is_closed";
-    in_all_combinations(test, server, client);
+    in_all_combinations(server, client);
 }
 
 /// A child that shares the descriptors of its parent, and not its memory.
@@ -376,8 +366,7 @@ fn a_child_that_shares_the_descriptors_leaves_them_alone() {
             exchange_patterns(&stream);
         }
     }
-    let test = "a_child_that_shares_the_descriptors_leaves_them_alone";
-    in_all_combinations(test, server, client);
+    in_all_combinations(server, client);
 }
 
 /// Threads send while another one makes children that only execute a program.
@@ -423,8 +412,7 @@ fn children_that_execute_a_program_do_not_wait_for_the_threads_of_their_parent()
             done.store(true, std::sync::atomic::Ordering::Relaxed);
         });
     }
-    let test = "children_that_execute_a_program_do_not_wait_for_the_threads_of_their_parent";
-    in_all_combinations(test, server, client);
+    in_all_combinations(server, client);
 }
 
 /// The first thread of a program ends, and the others go on. The process ends with the last of them.
@@ -443,8 +431,7 @@ assert libc.pthread_create(ctypes.byref(thread), None, sleep, ctypes.c_void_p(1)
 libc.pthread_exit(None)
 ";
     fn server(listener: TcpListener) {
-        let (mut stream, _) = listener.accept().unwrap();
-        exchange_as_server(&mut stream);
+        let mut stream = accept_and_greet(&listener);
         let mut all = Vec::new();
         stream.read_to_end(&mut all).unwrap();
         assert!(all.is_empty());
@@ -454,5 +441,5 @@ libc.pthread_exit(None)
             std::process::Command::new("python3").args(["-c", CODE, &port.to_string()]).status();
         assert!(python.unwrap().success());
     }
-    in_all_combinations("a_process_ends_with_the_last_thread_of_the_program", server, client);
+    in_all_combinations(server, client);
 }

@@ -17,7 +17,7 @@ use std::net::{TcpListener, TcpStream, UdpSocket};
 use std::process::Command;
 use std::time::Duration;
 
-use common::{Fabric, await_listener, my_role, role};
+use common::{Fabric, await_listener, my_role, role, test_of};
 use smc_rendezvous::{Options, PassedOn, Policy, Rendezvous};
 use wire::{Fate, HERE, THERE, Wire};
 
@@ -132,6 +132,16 @@ fn is_program() -> bool {
     true
 }
 
+/// Runs a test on a wire that changes nothing, if this process is none of the programs.
+fn on_wire<T: FnOnce(&str) + Send>(test: T) {
+    if !is_program() {
+        bed::run(|| {
+            let _wire = Wire::honest();
+            test(test_of::<T>().unwrap());
+        });
+    }
+}
+
 /// A socket whose first connection is refused while no call waits, and its second connection.
 fn connect_after_a_refusal() -> TcpStream {
     let host = THERE[0].parse().unwrap();
@@ -165,14 +175,9 @@ fn takes_less_than(limit: Duration, mut once: impl FnMut() -> Duration) {
 // Shows: OPT-11.
 #[test]
 fn programs_find_each_other_with_nothing_configured() {
-    if is_program() {
-        return;
-    }
-    bed::run(|| {
-        let _wire = Wire::honest();
+    on_wire(|test| {
         for (server, client) in [("required", "required"), ("auto", "auto"), ("auto", "required")] {
             for first in ["server", "client"] {
-                let test = "programs_find_each_other_with_nothing_configured";
                 takes_less_than(SOON, || {
                     let (fabric, passed) = (Fabric::new(2), Passed::new());
                     let server = passed.program(&fabric, server);
@@ -188,12 +193,7 @@ fn programs_find_each_other_with_nothing_configured() {
 
 #[test]
 fn a_connect_that_does_not_wait_finds_its_peer_as_well() {
-    if is_program() {
-        return;
-    }
-    bed::run(|| {
-        let _wire = Wire::honest();
-        let test = "a_connect_that_does_not_wait_finds_its_peer_as_well";
+    on_wire(|test| {
         for speaks in [true, false] {
             takes_less_than(SOON, || {
                 let (fabric, passed) = (Fabric::new(2), Passed::new());
@@ -212,12 +212,7 @@ fn a_connect_that_does_not_wait_finds_its_peer_as_well() {
 /// The library leaves the second connection to the kernel. Its server must not wait for a Proposal.
 #[test]
 fn a_socket_that_was_refused_once_asks_for_nothing_later() {
-    if is_program() {
-        return;
-    }
-    bed::run(|| {
-        let _wire = Wire::honest();
-        let test = "a_socket_that_was_refused_once_asks_for_nothing_later";
+    on_wire(|test| {
         takes_less_than(SOON, || {
             let (fabric, passed) = (Fabric::new(2), Passed::new());
             let mut client = passed.program(&fabric, "auto");
@@ -232,12 +227,7 @@ fn a_socket_that_was_refused_once_asks_for_nothing_later() {
 // Shows: OPT-9.
 #[test]
 fn a_plain_peer_sees_no_byte_of_smc_and_nobody_waits() {
-    if is_program() {
-        return;
-    }
-    bed::run(|| {
-        let _wire = Wire::honest();
-        let test = "a_plain_peer_sees_no_byte_of_smc_and_nobody_waits";
+    on_wire(|test| {
         let kinds = ["required", "auto"]
             .into_iter()
             .flat_map(|mode| ["server", "client"].into_iter().map(move |first| (mode, first)));
@@ -279,12 +269,7 @@ fn a_program_takes_the_rendezvous_up_with_its_first_tcp_socket() {
 /// system call. With such a call the server's process would end.
 #[test]
 fn a_server_asks_the_kernel_nothing_about_a_plain_client() {
-    if is_program() {
-        return;
-    }
-    bed::run(|| {
-        let _wire = Wire::honest();
-        let test = "a_server_asks_the_kernel_nothing_about_a_plain_client";
+    on_wire(|test| {
         for first in ["server", "client"] {
             let (fabric, passed) = (Fabric::new(1), Passed::new());
             let mut server = passed.program(&fabric, "auto");
@@ -299,12 +284,7 @@ fn a_server_asks_the_kernel_nothing_about_a_plain_client() {
 /// comes.
 #[test]
 fn a_plain_server_that_speaks_first_is_heard_at_once() {
-    if is_program() {
-        return;
-    }
-    bed::run(|| {
-        let _wire = Wire::honest();
-        let test = "a_plain_server_that_speaks_first_is_heard_at_once";
+    on_wire(|test| {
         for waits in [true, false] {
             let once = |_| {
                 let (fabric, passed) = (Fabric::new(1), Passed::new());
@@ -357,12 +337,7 @@ fn an_option_that_is_stripped_costs_nothing_where_the_client_speaks_first() {
 // Shows: OPT-15.
 #[test]
 fn the_policy_decides_who_asks_and_who_answers() {
-    if is_program() {
-        return;
-    }
-    bed::run(|| {
-        let wire = Wire::honest();
-        let test = "the_policy_decides_who_asks_and_who_answers";
+    on_wire(|test| {
         let name = std::env::current_exe().unwrap();
         let name = name.file_name().unwrap().to_str().unwrap();
         for (policy, smc) in [
@@ -380,40 +355,30 @@ fn the_policy_decides_who_asks_and_who_answers() {
             meet(test, server, client, "client");
             assert_eq!(fabric.decided().0, if smc { 2 } else { 0 }, "{policy}");
         }
-        drop(wire);
     });
 }
 
 #[test]
 fn a_program_that_closes_all_descriptors_still_answers() {
-    if is_program() {
-        return;
-    }
-    bed::run(|| {
-        let _wire = Wire::honest();
+    on_wire(|test| {
         let (fabric, passed) = (Fabric::new(2), Passed::new());
         let mut server = passed.program(&fabric, "required");
         server.env("CLOSES_ALL", "1");
         let client = passed.program(&fabric, "required");
-        meet("a_program_that_closes_all_descriptors_still_answers", server, client, "server");
+        meet(test, server, client, "server");
         assert_eq!(fabric.decided(), (2, 0), "{:?}", fabric.broken());
     });
 }
 
 #[test]
 fn where_the_option_is_required_and_was_not_passed_on_everything_is_tcp() {
-    if is_program() {
-        return;
-    }
-    bed::run(|| {
-        let _wire = Wire::honest();
+    on_wire(|test| {
         let (fabric, passed) = (Fabric::new(2), Passed::new());
         let without = || {
             let mut command = passed.program(&fabric, "required");
             command.env_remove("SMC_RUN_OPTION").env("SMC_RUN_CONNECT", "*");
             command
         };
-        let test = "where_the_option_is_required_and_was_not_passed_on_everything_is_tcp";
         takes_less_than(SOON, || meet(test, without(), without(), "server"));
         assert_eq!(fabric.decided().0, 0);
     });

@@ -13,7 +13,10 @@ use std::io::Error;
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsRawFd, FromRawFd};
 
-use combinations::{connect, exchange_as_client, exchange_as_server, in_each_combination};
+use combinations::{
+    accept_and_greet, connect, connect_and_greet, exchange_as_client, exchange_as_server,
+    in_each_combination,
+};
 
 /// The level and the number of an option.
 type Name = (c_int, c_int);
@@ -72,7 +75,6 @@ fn connect_it(stream: &TcpStream, port: u16) {
 #[test]
 fn an_option_that_only_tcp_has_keeps_a_connection_there() {
     in_each_combination(
-        "an_option_that_only_tcp_has_keeps_a_connection_there",
         |listener| serve(&listener, OPTIONS.len()),
         |port| {
             for (name, on, _) in OPTIONS {
@@ -90,7 +92,6 @@ fn an_option_that_only_tcp_has_keeps_a_connection_there() {
 #[test]
 fn an_option_that_only_tcp_has_is_refused_on_smc_and_may_be_switched_off() {
     in_each_combination(
-        "an_option_that_only_tcp_has_is_refused_on_smc_and_may_be_switched_off",
         |listener| serve(&listener, 2),
         |port| {
             let mut stream = fresh();
@@ -99,8 +100,7 @@ fn an_option_that_only_tcp_has_is_refused_on_smc_and_may_be_switched_off() {
             }
             connect_it(&stream, port);
             exchange_as_client(&mut stream);
-            let mut other = connect(port);
-            exchange_as_client(&mut other);
+            let other = connect_and_greet(port);
             let results = OPTIONS.map(|(name, on, _)| set(&other, name, on));
             let all = |wanted| results.iter().all(|result| *result == wanted);
             // On SMC all are refused, on TCP none.
@@ -120,7 +120,6 @@ fn an_option_that_only_tcp_has_is_refused_on_smc_and_may_be_switched_off() {
 #[test]
 fn an_accepted_connection_has_the_option_of_its_listener_on_tcp() {
     in_each_combination(
-        "an_accepted_connection_has_the_option_of_its_listener_on_tcp",
         |listener| {
             assert_eq!(set(&listener, TIMESTAMP, 1), Ok(()));
             let (mut first, _) = listener.accept().unwrap();
@@ -129,8 +128,7 @@ fn an_accepted_connection_has_the_option_of_its_listener_on_tcp() {
             assert_eq!(set(&listener, USER_TIMEOUT, 60_000), Ok(()));
             exchange_as_server(&mut first);
             assert_eq!(get(&first, TIMESTAMP), 1);
-            let (mut second, _) = listener.accept().unwrap();
-            exchange_as_server(&mut second);
+            let second = accept_and_greet(&listener);
             assert_eq!(get(&second, USER_TIMEOUT), 60_000);
         },
         |port| (0..2).for_each(|_| exchange_as_client(&mut connect(port))),

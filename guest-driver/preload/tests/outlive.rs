@@ -15,7 +15,9 @@ use std::net::{Shutdown, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use combinations::{connect, exchange_as_client, exchange_as_server};
+use combinations::{
+    accept_and_greet, connect, connect_and_greet, exchange_as_client, exchange_as_server,
+};
 use common::{Fabric, Running, await_listener, eventually, free_port, my_role, pattern, role};
 
 /// More than all buffers on the way hold.
@@ -94,16 +96,14 @@ fn length() -> usize {
 
 /// Sends more than a ring holds, and ends.
 fn last_sender(listener: TcpListener) {
-    let mut stream = listener.accept().unwrap().0;
-    exchange_as_server(&mut stream);
+    let mut stream = accept_and_greet(&listener);
     lose_the_device("server");
     stream.write_all(&pattern(length())).unwrap();
 }
 
 /// Reads only after it has sent, by the protocol and by its program, to a process that may be gone.
 fn late_reader(port: u16) {
-    let mut stream = connect(port);
-    exchange_as_client(&mut stream);
+    let mut stream = connect_and_greet(port);
     lose_the_device("client");
     eventually(|| file("ended").exists());
     // A later write finds the listener gone.

@@ -91,7 +91,7 @@ fn an_event_loop_that_waits_by_its_own_calls() {
         // The library in a server finds the own calls before it would open a device.
         assert_eq!(fabric.said("own_calls"), usize::from(ends == (true, true)));
     };
-    in_each_combination("an_event_loop_that_waits_by_its_own_calls", server, client, stays_on_tcp);
+    in_each_combination(server, client, stays_on_tcp);
 }
 
 /// A server reading by its own calls gets the Proposal: the first one cannot be avoided. The
@@ -128,10 +128,5 @@ fn a_server_that_reads_by_its_own_calls_is_found_out() {
         assert_eq!(fabric.decided().0, 0);
         assert_eq!(fabric.said("own_calls"), usize::from(server));
     };
-    in_each_combination(
-        "a_server_that_reads_by_its_own_calls_is_found_out",
-        server,
-        client,
-        is_found_out,
-    );
+    in_each_combination(server, client, is_found_out);
 }

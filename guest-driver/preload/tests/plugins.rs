@@ -16,7 +16,7 @@ use std::net::{Shutdown, TcpListener, TcpStream};
 use std::os::fd::{AsRawFd, RawFd};
 use std::path::PathBuf;
 
-use combinations::{connect, exchange_as_client, exchange_as_server, in_each_combination};
+use combinations::{accept_and_greet, connect, connect_and_greet, in_each_combination};
 use common::{Fabric, await_listener, compiled_of, free_port, library, my_role, role};
 use smc_test_support::TestDir;
 
@@ -210,30 +210,22 @@ macro_rules! ways {
             fn server(listener: TcpListener) {
                 let calls = Calls::by($way);
                 talk(&calls, listener.accept().unwrap().0);
-                let (mut stream, _) = listener.accept().unwrap();
-                exchange_as_server(&mut stream);
-                talk(&calls, stream);
+                talk(&calls, accept_and_greet(&listener));
                 talk_back(listener.accept().unwrap().0);
-                let (mut stream, _) = listener.accept().unwrap();
-                exchange_as_server(&mut stream);
-                talk_back(stream);
+                talk_back(accept_and_greet(&listener));
             }
             fn client(port: u16) {
                 let calls = Calls::by($way);
                 talk_back(connect(port));
-                let mut stream = connect(port);
-                exchange_as_client(&mut stream);
-                talk_back(stream);
+                talk_back(connect_and_greet(port));
                 talk(&calls, connect(port));
-                let mut stream = connect(port);
-                exchange_as_client(&mut stream);
-                talk(&calls, stream);
+                talk(&calls, connect_and_greet(port));
             }
             let all_on_smc = |fabric: &Fabric, ends| match ends {
                 (true, true) => assert_eq!(fabric.decided(), (8, 0)),
                 _ => assert_eq!(fabric.decided().0, 0),
             };
-            in_each_combination(stringify!($name), server, client, all_on_smc);
+            in_each_combination(server, client, all_on_smc);
         }
     )*};
 }
@@ -266,8 +258,7 @@ macro_rules! sealed {
         #[test]
         fn $name() {
             fn server(listener: TcpListener) {
-                let (mut stream, _) = listener.accept().unwrap();
-                exchange_as_server(&mut stream);
+                let stream = accept_and_greet(&listener);
                 if !seal_libc() {
                     return println!("NOT TESTED: the kernel has no mseal");
                 }
@@ -277,8 +268,7 @@ macro_rules! sealed {
                 talk_back(listener.accept().unwrap().0);
             }
             fn client(port: u16) {
-                let mut stream = connect(port);
-                exchange_as_client(&mut stream);
+                let stream = connect_and_greet(port);
                 if !seal_libc() {
                     return;
                 }
@@ -292,7 +282,7 @@ macro_rules! sealed {
                 (true, true) => assert_eq!(fabric.decided().0, 2),
                 _ => assert_eq!(fabric.decided().0, 0),
             };
-            in_each_combination(stringify!($name), server, client, first_on_smc);
+            in_each_combination(server, client, first_on_smc);
         }
     )*};
 }
@@ -329,7 +319,7 @@ fn plugins_that_connect() {
         (true, true) => assert_eq!(fabric.decided(), (6, 0)),
         _ => assert_eq!(fabric.decided().0, 0),
     };
-    in_each_combination("plugins_that_connect", server, client, all_on_smc);
+    in_each_combination(server, client, all_on_smc);
 }
 
 /// A library that wraps the same functions, before and behind the library, with a plug-in.
@@ -339,12 +329,9 @@ fn beside_a_library_that_wraps_the_same_functions() {
     if let Some((role, port)) = my_role() {
         if role == "server" {
             let listener = TcpListener::bind(("127.0.0.1", port)).unwrap();
-            let (mut stream, _) = listener.accept().unwrap();
-            exchange_as_server(&mut stream);
-            talk_back(stream);
+            talk_back(accept_and_greet(&listener));
         } else {
-            let mut stream = connect(port);
-            exchange_as_client(&mut stream);
+            let mut stream = connect_and_greet(port);
             assert!(unsafe { libc::fcntl(stream.as_raw_fd(), libc::F_GETFL) } >= 0);
             stream.set_nonblocking(false).unwrap();
             let mut line = [0; 22];
@@ -424,5 +411,5 @@ fn calls_that_libc_makes_itself() {
         stream.read_to_string(&mut text).unwrap();
         assert!(text.ends_with("]\nthe end\n"), "{text}");
     }
-    in_each_combination("calls_that_libc_makes_itself", server, client, |_, _| {});
+    in_each_combination(server, client, |_, _| {});
 }

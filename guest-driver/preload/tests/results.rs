@@ -42,74 +42,31 @@ fn same_as_tcp(modes: [&str; 2], on_smc: bool) {
     assert_eq!(ends > 0, on_smc);
 }
 
-#[test]
-fn each_arrival_is_an_edge_of_a_set_in_a_set() {
-    same_as_tcp(["server", "edges"], true);
+/// A test for each pair of modes, and whether SMC carries the connection.
+macro_rules! modes {
+    ($(fn $name:ident($($argument:expr),*);)*) => {
+        $(#[test]
+        fn $name() {
+            same_as_tcp($($argument),*);
+        })*
+    };
 }
 
-#[test]
-fn the_program_chooses_the_signal_of_asynchronous_io() {
-    same_as_tcp(["server", "setsig"], true);
-}
-
-#[test]
-fn addresses_that_lead_nowhere_are_refused() {
-    same_as_tcp(["server", "addresses"], true);
-}
-
-#[test]
-fn messages_and_times_that_the_kernel_refuses_are_refused() {
-    same_as_tcp(["server", "messages"], true);
-}
-
-#[test]
-fn a_splice_that_a_signal_ends_leaves_the_bytes_in_its_pipe() {
-    same_as_tcp(["server", "splices"], true);
-}
-
-#[test]
-fn a_descriptor_that_another_thread_closes_ends_no_select_with_an_error() {
-    same_as_tcp(["server", "selects"], true);
-}
-
-#[test]
-fn a_program_that_may_make_no_files_is_not_ended_for_those_of_the_library() {
-    same_as_tcp(["server", "no-files"], false);
-}
-
-#[test]
-fn a_program_without_memory_goes_on_on_tcp() {
-    same_as_tcp(["server", "no-memory"], false);
-}
-
-#[test]
-fn a_server_listens_again_when_its_client_has_closed_first() {
-    same_as_tcp(["listens-again", "closes"], true);
-}
-
-#[test]
-fn a_child_in_another_pid_namespace_uses_its_parents_connections() {
+modes! {
+    fn each_arrival_is_an_edge_of_a_set_in_a_set(["server", "edges"], true);
+    fn the_program_chooses_the_signal_of_asynchronous_io(["server", "setsig"], true);
+    fn addresses_that_lead_nowhere_are_refused(["server", "addresses"], true);
+    fn messages_and_times_that_the_kernel_refuses_are_refused(["server", "messages"], true);
+    fn a_splice_that_a_signal_ends_leaves_the_bytes_in_its_pipe(["server", "splices"], true);
+    fn a_descriptor_that_another_thread_closes_ends_no_select_with_an_error(["server", "selects"], true);
+    fn a_program_that_may_make_no_files_is_not_ended_for_those_of_the_library(["server", "no-files"], false);
+    fn a_program_without_memory_goes_on_on_tcp(["server", "no-memory"], false);
+    fn a_server_listens_again_when_its_client_has_closed_first(["listens-again", "closes"], true);
     // As anybody else than root, unshare fails on TCP, too.
-    same_as_tcp(["server", "namespaces"], true);
-}
-
-#[test]
-fn a_cancelled_thread_ends_in_cancellation_points_only() {
-    same_as_tcp(["server", "cancelled"], true);
-}
-
-#[test]
-fn a_read_beside_a_disconnect_fails_with_the_kernels_error() {
-    same_as_tcp(["server", "disconnected"], true);
-}
-
-#[test]
-fn a_program_with_another_root_is_told_that_it_may_make_no_user_namespace() {
+    fn a_child_in_another_pid_namespace_uses_its_parents_connections(["server", "namespaces"], true);
+    fn a_cancelled_thread_ends_in_cancellation_points_only(["server", "cancelled"], true);
+    fn a_read_beside_a_disconnect_fails_with_the_kernels_error(["server", "disconnected"], true);
     // A user's chroot fails on TCP, too.
-    same_as_tcp(["server", "rooted"], true);
-}
-
-#[test]
-fn a_filter_of_system_calls_refuses_and_the_connection_goes_on() {
-    same_as_tcp(["server", "filtered"], true);
+    fn a_program_with_another_root_is_told_that_it_may_make_no_user_namespace(["server", "rooted"], true);
+    fn a_filter_of_system_calls_refuses_and_the_connection_goes_on(["server", "filtered"], true);
 }

@@ -17,7 +17,10 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
-use combinations::{connect, exchange_as_client, exchange_as_server, in_all_combinations};
+use combinations::{
+    accept_and_greet, connect, connect_and_greet, exchange_as_client, exchange_as_server,
+    in_all_combinations,
+};
 use common::{eventually, pattern};
 
 use smc_test_support::TestDir;
@@ -37,8 +40,7 @@ fn read_all(stream: &mut TcpStream, expected: &[u8]) {
 
 /// A server that reads after a pause.
 fn read_late(listener: TcpListener) {
-    let (mut stream, _) = listener.accept().unwrap();
-    exchange_as_server(&mut stream);
+    let mut stream = accept_and_greet(&listener);
     std::thread::sleep(PAUSE);
     read_all(&mut stream, &pattern(MUCH));
 }
@@ -58,8 +60,7 @@ unsafe extern "C" {
 fn what_waits_arrives_although_the_process_has_ended() {
     fn server(listener: TcpListener) {
         for _ in 0..3 {
-            let (mut stream, _) = listener.accept().unwrap();
-            exchange_as_server(&mut stream);
+            let mut stream = accept_and_greet(&listener);
             std::thread::sleep(PAUSE);
             read_all(&mut stream, &pattern(MUCH));
         }
@@ -67,8 +68,7 @@ fn what_waits_arrives_although_the_process_has_ended() {
     fn client(port: u16) {
         for end in [libc::_exit, libc::exit, quick_exit] {
             let child = c::fork(move || {
-                let mut stream = connect(port);
-                exchange_as_client(&mut stream);
+                let mut stream = connect_and_greet(port);
                 stream.write_all(&pattern(MUCH)).unwrap();
                 std::mem::forget(stream);
                 unsafe { end(0) }
@@ -76,7 +76,7 @@ fn what_waits_arrives_although_the_process_has_ended() {
             c::wait(child);
         }
     }
-    in_all_combinations("what_waits_arrives_although_the_process_has_ended", server, client);
+    in_all_combinations(server, client);
 }
 
 /// TCP's kernel sends all bytes. SMC loses the bytes still waiting in the killed process, without
@@ -84,8 +84,7 @@ fn what_waits_arrives_although_the_process_has_ended() {
 #[test]
 fn a_process_that_is_killed_does_not_end_its_data_early() {
     fn server(listener: TcpListener) {
-        let (mut stream, _) = listener.accept().unwrap();
-        exchange_as_server(&mut stream);
+        let mut stream = accept_and_greet(&listener);
         std::thread::sleep(PAUSE);
         let mut all = Vec::new();
         match stream.read_to_end(&mut all) {
@@ -96,40 +95,36 @@ fn a_process_that_is_killed_does_not_end_its_data_early() {
     }
     fn client(port: u16) {
         let child = c::fork(move || {
-            let mut stream = connect(port);
-            exchange_as_client(&mut stream);
+            let mut stream = connect_and_greet(port);
             stream.write_all(&pattern(MUCH)).unwrap();
             unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
         });
         assert_eq!(unsafe { libc::waitpid(child, std::ptr::null_mut(), 0) }, child);
     }
-    in_all_combinations("a_process_that_is_killed_does_not_end_its_data_early", server, client);
+    in_all_combinations(server, client);
 }
 
 #[test]
 fn what_waits_arrives_although_the_process_executes_a_program() {
     fn client(port: u16) {
-        let mut stream = connect(port);
-        exchange_as_client(&mut stream);
+        let mut stream = connect_and_greet(port);
         stream.write_all(&pattern(MUCH)).unwrap();
         std::mem::forget(stream);
         use std::os::unix::process::CommandExt;
         panic!("{}", Command::new("true").exec());
     }
-    let name = "what_waits_arrives_although_the_process_executes_a_program";
-    in_all_combinations(name, read_late, client);
+    in_all_combinations(read_late, client);
 }
 
 #[test]
 fn what_waits_arrives_although_the_process_has_forked() {
     fn client(port: u16) {
-        let mut stream = connect(port);
-        exchange_as_client(&mut stream);
+        let mut stream = connect_and_greet(port);
         stream.write_all(&pattern(MUCH - 7)).unwrap();
         let child = c::fork(|| stream.write_all(&pattern(MUCH)[MUCH - 7..]).unwrap());
         c::wait(child);
     }
-    in_all_combinations("what_waits_arrives_although_the_process_has_forked", read_late, client);
+    in_all_combinations(read_late, client);
 }
 
 #[test]
@@ -139,8 +134,7 @@ fn a_program_writes_by_the_megabyte_before_its_server_accepts() {
         stream.write_all(&pattern(MUCH)).unwrap();
         say_word(port);
     }
-    let name = "a_program_writes_by_the_megabyte_before_its_server_accepts";
-    in_all_combinations(name, accept_late, client);
+    in_all_combinations(accept_late, client);
 }
 
 #[test]
@@ -153,7 +147,7 @@ fn a_time_limit_is_no_error_before_the_server_accepts() {
         }
         say_word(port);
     }
-    in_all_combinations("a_time_limit_is_no_error_before_the_server_accepts", accept_late, client);
+    in_all_combinations(accept_late, client);
 }
 
 #[test]
@@ -172,7 +166,7 @@ fn a_file_is_sent_before_the_server_accepts() {
         }
         say_word(port);
     }
-    in_all_combinations("a_file_is_sent_before_the_server_accepts", accept_late, client);
+    in_all_combinations(accept_late, client);
 }
 
 /// The file by which a client permits its server to read.
@@ -209,8 +203,7 @@ fn fill(stream: &TcpStream) -> usize {
 #[test]
 fn a_write_that_must_not_wait_finds_room() {
     fn server(listener: TcpListener) {
-        let (mut stream, _) = listener.accept().unwrap();
-        exchange_as_server(&mut stream);
+        let mut stream = accept_and_greet(&listener);
         await_word(listener.local_addr().unwrap().port());
         // The client writes this number after filling the buffers.
         let mut word = [0; 8];
@@ -222,15 +215,14 @@ fn a_write_that_must_not_wait_finds_room() {
         assert!(n > 2 << 20, "room for {n} bytes");
     }
     fn client(port: u16) {
-        let mut stream = connect(port);
-        exchange_as_client(&mut stream);
+        let mut stream = connect_and_greet(port);
         let n = fill(&stream);
         assert!(c::number(&stream, libc::TIOCOUTQ).unwrap() > 0);
         assert_eq!(c::poll(&stream, libc::POLLOUT, 0).unwrap() & libc::POLLOUT, 0);
         say_word(port);
         stream.write_all(&(n as u64).to_ne_bytes()).unwrap();
     }
-    in_all_combinations("a_write_that_must_not_wait_finds_room", server, client);
+    in_all_combinations(server, client);
 }
 
 fn set_buffer(socket: &impl AsRawFd, name: libc::c_int, bytes: libc::c_int) {
@@ -268,8 +260,7 @@ fn buffers_that_the_program_sets_bound_what_is_written() {
             say_word(port);
         }
     }
-    let name = "buffers_that_the_program_sets_bound_what_is_written";
-    in_all_combinations(name, server, client);
+    in_all_combinations(server, client);
 }
 
 /// Fills the buffers. Returns the number of bytes, and the number of unsent ones.
@@ -297,15 +288,13 @@ fn unsent_bytes_are_bounded_as_the_program_sets_it() {
         let port = listener.local_addr().unwrap().port();
         await_word(port);
         std::io::copy(&mut stream, &mut std::io::sink()).unwrap();
-        let (mut stream, _) = listener.accept().unwrap();
-        exchange_as_server(&mut stream);
+        let stream = accept_and_greet(&listener);
         let (n, unsent) = fill_with_limit(&stream);
         assert!(n < 1 << 20 && unsent <= MOST_UNSENT, "{unsent} of {n} bytes");
         say_word(port);
     }
     fn client(port: u16) {
-        let mut stream = connect(port);
-        exchange_as_client(&mut stream);
+        let stream = connect_and_greet(port);
         bound(&stream);
         let (n, unsent) = fill_with_limit(&stream);
         assert!(n < 1 << 20 && unsent <= MOST_UNSENT, "{unsent} of {n} bytes");
@@ -313,12 +302,11 @@ fn unsent_bytes_are_bounded_as_the_program_sets_it() {
         say_word(port);
         assert_eq!(c::poll(&stream, libc::POLLOUT, 100_000).unwrap(), libc::POLLOUT);
         drop(stream);
-        let mut stream = connect(port);
-        exchange_as_client(&mut stream);
+        let mut stream = connect_and_greet(port);
         await_word(port);
         std::io::copy(&mut stream, &mut std::io::sink()).unwrap();
     }
-    in_all_combinations("unsent_bytes_are_bounded_as_the_program_sets_it", server, client);
+    in_all_combinations(server, client);
 }
 
 /// A program waiting for more bytes than the buffer holds.
@@ -326,8 +314,7 @@ fn unsent_bytes_are_bounded_as_the_program_sets_it() {
 fn a_low_water_mark_above_the_buffer_keeps_nobody_waiting() {
     fn server(listener: TcpListener) {
         for way in 0..3 {
-            let (mut stream, _) = listener.accept().unwrap();
-            exchange_as_server(&mut stream);
+            let mut stream = accept_and_greet(&listener);
             set_buffer(&stream, libc::SO_RCVLOWAT, 1 << 20);
             let begun = smc_test_support::Stopwatch::start();
             match way {
@@ -356,12 +343,11 @@ fn a_low_water_mark_above_the_buffer_keeps_nobody_waiting() {
     static EXPECTED: std::sync::LazyLock<Vec<u8>> = std::sync::LazyLock::new(|| pattern(MUCH));
     fn client(port: u16) {
         for _ in 0..3 {
-            let mut stream = connect(port);
-            exchange_as_client(&mut stream);
+            let mut stream = connect_and_greet(port);
             stream.write_all(&pattern(MUCH)).unwrap();
         }
     }
-    in_all_combinations("a_low_water_mark_above_the_buffer_keeps_nobody_waiting", server, client);
+    in_all_combinations(server, client);
 }
 
 /// A relay with one thread, which writes before it reads again, like many relays.
@@ -402,5 +388,5 @@ fn a_relay_of_one_thread_passes_an_echo_on() {
         stream.read_exact(&mut all).unwrap();
         assert!(all == pattern(2 * MUCH));
     }
-    in_all_combinations("a_relay_of_one_thread_passes_an_echo_on", server, client);
+    in_all_combinations(server, client);
 }

@@ -17,7 +17,10 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use combinations::{connect, exchange_as_client, exchange_as_server, in_all_combinations};
+use combinations::{
+    accept_and_greet, connect, connect_and_greet, exchange_as_client, exchange_as_server,
+    in_all_combinations,
+};
 use common::{Fabric, await_listener, eventually, free_port, my_role, role};
 
 /// SIOCOUTQNSD: bytes not sent yet.
@@ -137,20 +140,18 @@ fn the_bytes_are_those_of_the_program() {
         eventually(|| info(&stream).acknowledged == N as u64 + 7);
         assert_eq!(stream.read(&mut [0]).unwrap(), 0);
     }
-    in_all_combinations("the_bytes_are_those_of_the_program", server, client);
+    in_all_combinations(server, client);
 }
 
 #[test]
 fn what_is_unsent_is_what_ioctl_says() {
     fn server(listener: TcpListener) {
-        let (mut stream, _) = listener.accept().unwrap();
-        exchange_as_server(&mut stream);
+        let mut stream = accept_and_greet(&listener);
         std::thread::sleep(Duration::from_millis(500));
         std::io::copy(&mut stream, &mut std::io::sink()).unwrap();
     }
     fn client(port: u16) {
-        let mut stream = connect(port);
-        exchange_as_client(&mut stream);
+        let mut stream = connect_and_greet(port);
         stream.set_nonblocking(true).unwrap();
         let (mut written, mut refused) = (5, 0);
         while refused < 20 && written < TOO_MUCH {
@@ -176,7 +177,7 @@ fn what_is_unsent_is_what_ioctl_says() {
         stream.shutdown(Shutdown::Write).unwrap();
         assert_eq!(stream.read(&mut [0]).unwrap(), 0);
     }
-    in_all_combinations("what_is_unsent_is_what_ioctl_says", server, client);
+    in_all_combinations(server, client);
 }
 
 /// How long the peers are silent.
@@ -185,8 +186,7 @@ const SILENCE: Duration = Duration::from_millis(2500);
 #[test]
 fn times_tell_since_when_a_connection_is_idle() {
     fn server(listener: TcpListener) {
-        let (mut stream, _) = listener.accept().unwrap();
-        exchange_as_server(&mut stream);
+        let mut stream = accept_and_greet(&listener);
         std::thread::sleep(SILENCE);
         // The first question of the process.
         let idle = info(&stream);
@@ -220,8 +220,7 @@ fn times_tell_since_when_a_connection_is_idle() {
         assert!(now.since_received < now.since_sent, "{now:?}");
     }
     fn client(port: u16) {
-        let mut stream = connect(port);
-        exchange_as_client(&mut stream);
+        let mut stream = connect_and_greet(port);
         read_bytes(&mut stream, 1);
         stream.write_all(b"y").unwrap();
         read_bytes(&mut stream, 2);
@@ -231,19 +230,17 @@ fn times_tell_since_when_a_connection_is_idle() {
         }
         assert_eq!(stream.read(&mut [0]).unwrap(), 0);
     }
-    in_all_combinations("times_tell_since_when_a_connection_is_idle", server, client);
+    in_all_combinations(server, client);
 }
 
 #[test]
 fn what_the_program_has_no_room_for_is_cut_off() {
     fn server(listener: TcpListener) {
-        let (mut stream, _) = listener.accept().unwrap();
-        exchange_as_server(&mut stream);
+        let mut stream = accept_and_greet(&listener);
         assert_eq!(stream.read(&mut [0]).unwrap(), 0);
     }
     fn client(port: u16) {
-        let mut stream = connect(port);
-        exchange_as_client(&mut stream);
+        let stream = connect_and_greet(port);
         acknowledged(&stream);
         let mut all = [0; 256];
         assert_eq!(ask(&stream, &mut all), all.len());
@@ -260,7 +257,7 @@ fn what_the_program_has_no_room_for_is_cut_off() {
             }
         }
     }
-    in_all_combinations("what_the_program_has_no_room_for_is_cut_off", server, client);
+    in_all_combinations(server, client);
 }
 
 fn file(name: &str) -> PathBuf {
@@ -347,13 +344,11 @@ fn counts_go_on_when_a_connection_loses_its_device() {
     if let Some((role, port)) = my_role() {
         if role == "server" {
             let listener = TcpListener::bind(("127.0.0.1", port)).unwrap();
-            let (mut stream, _) = listener.accept().unwrap();
-            exchange_as_server(&mut stream);
+            let mut stream = accept_and_greet(&listener);
             lose_the_device(&mut stream, "server", 0);
             assert_eq!(stream.read(&mut [0]).unwrap(), 0);
         } else {
-            let mut stream = connect(port);
-            exchange_as_client(&mut stream);
+            let mut stream = connect_and_greet(port);
             lose_the_device(&mut stream, "client", 1);
         }
         return;

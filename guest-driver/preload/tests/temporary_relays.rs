@@ -18,7 +18,7 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use combinations::{connect, exchange_as_client, exchange_as_server, in_all_combinations};
+use combinations::{accept_and_greet, connect_and_greet, exchange_as_client, in_all_combinations};
 use common::{eventually, pattern};
 
 const N: usize = 3 << 20;
@@ -129,8 +129,7 @@ fn a_connection_is_without_a_relay_when_the_program_has_ended() {
     }
     fn client(port: u16) {
         for start in STARTS {
-            let mut stream = connect(port);
-            exchange_as_client(&mut stream);
+            let mut stream = connect_and_greet(port);
             start(leave_open(&stream));
             exchange_until_direct(&mut stream);
             // And again.
@@ -139,8 +138,7 @@ fn a_connection_is_without_a_relay_when_the_program_has_ended() {
             finish_by_echo(&stream);
         }
     }
-    let test = "a_connection_is_without_a_relay_when_the_program_has_ended";
-    in_all_combinations(test, server, client);
+    in_all_combinations(server, client);
 }
 
 #[test]
@@ -152,8 +150,7 @@ fn a_program_that_lives_on_keeps_the_relay_and_shares_the_stream() {
         // Once with the library in the program, once without: then with the connection as its
         // standard input, and no other descriptors.
         for plain in [false, true] {
-            let mut stream = connect(port);
-            exchange_as_client(&mut stream);
+            let mut stream = connect_and_greet(port);
             let fd = leave_open(&stream);
             let had_none = has_relay(&stream);
             let (one, end) = std::io::pipe().unwrap();
@@ -191,8 +188,7 @@ fn a_program_that_lives_on_keeps_the_relay_and_shares_the_stream() {
             finish_by_echo(&stream);
         }
     }
-    let test = "a_program_that_lives_on_keeps_the_relay_and_shares_the_stream";
-    in_all_combinations(test, server, client);
+    in_all_combinations(server, client);
 }
 
 /// How a program reads.
@@ -273,15 +269,13 @@ const WAYS: [Reads; 6] = [
 fn no_byte_is_lost_while_threads_send_and_receive_and_programs_come_and_go() {
     fn server(listener: TcpListener) {
         for _ in WAYS {
-            let (mut stream, _) = listener.accept().unwrap();
-            exchange_as_server(&mut stream);
+            let stream = accept_and_greet(&listener);
             echo(stream);
         }
     }
     fn client(port: u16) {
         for reads in WAYS {
-            let mut stream = connect(port);
-            exchange_as_client(&mut stream);
+            let mut stream = connect_and_greet(port);
             leave_open(&stream);
             stream.set_nonblocking(!matches!(reads, Reads::Blocking)).unwrap();
             let done = std::sync::atomic::AtomicBool::new(false);
@@ -319,8 +313,7 @@ fn no_byte_is_lost_while_threads_send_and_receive_and_programs_come_and_go() {
             assert_eq!(stream.read(&mut [0]).unwrap(), 0);
         }
     }
-    let test = "no_byte_is_lost_while_threads_send_and_receive_and_programs_come_and_go";
-    in_all_combinations(test, server, client);
+    in_all_combinations(server, client);
 }
 
 #[test]
@@ -347,8 +340,7 @@ fn a_stream_that_never_pauses_loses_its_relay_too() {
     }
     fn server(listener: TcpListener) {
         for receives in [true, false] {
-            let (mut stream, _) = listener.accept().unwrap();
-            exchange_as_server(&mut stream);
+            let mut stream = accept_and_greet(&listener);
             let mut room = vec![0; 256 << 10];
             while match receives {
                 true => stream.read(&mut room).is_ok_and(|n| n > 0),
@@ -358,15 +350,13 @@ fn a_stream_that_never_pauses_loses_its_relay_too() {
     }
     fn client(port: u16) {
         for sends in [true, false] {
-            let mut to = connect(port);
-            exchange_as_client(&mut to);
+            let to = connect_and_greet(port);
             leave_open(&to);
             assert_eq!(system("true"), 0);
             stream(&to, sends);
         }
     }
-    let test = "a_stream_that_never_pauses_loses_its_relay_too";
-    in_all_combinations(test, server, client);
+    in_all_combinations(server, client);
 }
 
 #[test]
@@ -375,8 +365,7 @@ fn what_the_program_sets_meanwhile_holds_afterwards() {
         words_and_echo(&listener, 1);
     }
     fn client(port: u16) {
-        let mut stream = connect(port);
-        exchange_as_client(&mut stream);
+        let mut stream = connect_and_greet(port);
         leave_open(&stream);
         assert_eq!(system("true"), 0);
         let limit = Some(Duration::from_secs(8));
@@ -399,7 +388,7 @@ fn what_the_program_sets_meanwhile_holds_afterwards() {
         drop(copy);
         finish_by_echo(&stream);
     }
-    in_all_combinations("what_the_program_sets_meanwhile_holds_afterwards", server, client);
+    in_all_combinations(server, client);
 }
 
 #[test]
@@ -408,8 +397,7 @@ fn a_stream_of_stdio_keeps_its_relay() {
         words_and_echo(&listener, 1);
     }
     fn client(port: u16) {
-        let mut stream = connect(port);
-        exchange_as_client(&mut stream);
+        let mut stream = connect_and_greet(port);
         let fd = leave_open(&stream);
         assert_eq!(system("true"), 0);
         let file = unsafe { libc::fdopen(fd, c"r".as_ptr()) };
@@ -423,5 +411,5 @@ fn a_stream_of_stdio_keeps_its_relay() {
         }
         finish_by_echo(&stream);
     }
-    in_all_combinations("a_stream_of_stdio_keeps_its_relay", server, client);
+    in_all_combinations(server, client);
 }

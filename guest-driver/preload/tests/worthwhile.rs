@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use common::{Fabric, await_listener, free_port, my_role, role};
+use common::{Fabric, await_listener, free_port, my_role, role, test_of};
 use guest_driver::traffic::{self, Endpoint, EndpointTraffic, TrafficTable};
 use smc_rendezvous::{Options, PassedOn, Policy, Rendezvous};
 use wire::{HERE, THERE, Wire};
@@ -126,6 +126,13 @@ fn is_program() -> bool {
     true
 }
 
+/// Runs a test on a wire that changes nothing, if this process is none of the programs.
+fn on_wire<T: FnOnce(&str, Wire) + Send>(test: T) {
+    if !is_program() {
+        bed::run(|| test(test_of::<T>().unwrap(), Wire::honest()));
+    }
+}
+
 /// Has a client make `count` connections to a server.
 fn run(test: &str, mut server: Command, mut client: Command, port: u16, count: usize) {
     let server = role(server.env("COUNT", count.to_string()), test, "server", port);
@@ -144,12 +151,7 @@ fn asked(wire: &Wire) -> usize {
 
 #[test]
 fn short_connections_are_left_to_tcp() {
-    if is_program() {
-        return;
-    }
-    bed::run(|| {
-        let test = "short_connections_are_left_to_tcp";
-        let wire = Wire::honest();
+    on_wire(|test, wire| {
         let (fabric, passed) = (Fabric::new(2), Passed::new());
         let count = LEARNED + LATE + 2 * 64;
         run(test, passed.program(&fabric), passed.program(&fabric), PORT, count);
@@ -170,12 +172,7 @@ fn short_connections_are_left_to_tcp() {
 
 #[test]
 fn processes_of_one_connection_each_learn_together() {
-    if is_program() {
-        return;
-    }
-    bed::run(|| {
-        let test = "processes_of_one_connection_each_learn_together";
-        let wire = Wire::honest();
+    on_wire(|test, wire| {
         let (fabric, passed) = (Fabric::new(4), Passed::new());
         let mut client = passed.program(&fabric);
         client.env("EACH_IN_A_PROCESS", "1");
@@ -189,12 +186,7 @@ fn processes_of_one_connection_each_learn_together() {
 /// A loop of `smc run` with one connection each: the knowledge is the user's.
 #[test]
 fn runs_of_one_connection_each_learn_together() {
-    if is_program() {
-        return;
-    }
-    bed::run(|| {
-        let test = "runs_of_one_connection_each_learn_together";
-        let wire = Wire::honest();
+    on_wire(|test, wire| {
         let fabric = Fabric::new(4);
         let file = fabric.file("learned");
         let count = LEARNED + LATE + 4;
@@ -218,12 +210,7 @@ fn runs_of_one_connection_each_learn_together() {
 /// SMC. So all but 64 are.
 #[test]
 fn connections_that_become_long_return_to_smc() {
-    if is_program() {
-        return;
-    }
-    bed::run(|| {
-        let test = "connections_that_become_long_return_to_smc";
-        let wire = Wire::honest();
+    on_wire(|test, wire| {
         for each in [false, true] {
             let (fabric, passed) = (Fabric::new(4), Passed::new());
             let mut client = passed.program(&fabric);
@@ -241,12 +228,7 @@ fn connections_that_become_long_return_to_smc() {
 /// Open connections are found to be long before they end.
 #[test]
 fn a_connection_that_is_still_open_counts_as_well() {
-    if is_program() {
-        return;
-    }
-    bed::run(|| {
-        let test = "a_connection_that_is_still_open_counts_as_well";
-        let wire = Wire::honest();
+    on_wire(|test, wire| {
         let (fabric, passed) = (Fabric::new(2), Passed::new());
         let (mut server, mut client) = (passed.program(&fabric), passed.program(&fabric));
         server.env("SIDE_BY_SIDE", "1");
@@ -259,11 +241,7 @@ fn a_connection_that_is_still_open_counts_as_well() {
 
 #[test]
 fn a_rule_forces_smc() {
-    if is_program() {
-        return;
-    }
-    bed::run(|| {
-        let wire = Wire::honest();
+    on_wire(|test, wire| {
         for (rule, policy, smc) in [
             ("*:6100", "", true),
             ("10.77.0.0/24", "", true),
@@ -281,7 +259,7 @@ fn a_rule_forces_smc() {
                 client.env("SMC_RUN_POLICY", file);
             }
             let count = LEARNED + LATE;
-            run("a_rule_forces_smc", passed.program(&fabric), client, PORT, count);
+            run(test, passed.program(&fabric), client, PORT, count);
             let on_smc = asked(&wire);
             assert!(on_smc >= LEARNED && (on_smc == count) == smc, "{rule} {policy} {on_smc}");
             assert_eq!(fabric.decided().0, 2 * on_smc, "{rule} {policy} {:?}", fabric.broken());

@@ -10,24 +10,24 @@ use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsRawFd, FromRawFd, RawFd};
 use std::os::unix::net::UnixStream;
 
-use crate::common::{Fabric, await_listener, eventually, free_port, my_role, role};
+use crate::common::{Fabric, await_listener, eventually, free_port, my_role, role, test_of};
 
 /// Runs a server and a client, with and without the library at either end: in all four
-/// combinations.
-pub fn in_all_combinations(test: &str, server: fn(TcpListener), client: fn(u16)) {
-    in_each_combination(test, server, client, |fabric, _| {
+/// combinations. At least one of both is a function of the test.
+pub fn in_all_combinations<S: Fn(TcpListener), C: Fn(u16)>(server: S, client: C) {
+    in_each_combination(server, client, |fabric, _| {
         // No process with a device is left behind.
         eventually(|| fabric.open_devices().is_empty());
     });
 }
 
 /// Like [`in_all_combinations`]. `check` gets whether the server and the client had the library.
-pub fn in_each_combination(
-    test: &str,
-    server: fn(TcpListener),
-    client: fn(u16),
+pub fn in_each_combination<S: Fn(TcpListener), C: Fn(u16)>(
+    server: S,
+    client: C,
     check: impl Fn(&Fabric, (bool, bool)),
 ) {
+    let test = test_of::<S>().or(test_of::<C>()).expect("a function of the test");
     if let Some((role, port)) = my_role() {
         match &*role {
             "server" => server(TcpListener::bind(("127.0.0.1", port)).unwrap()),
@@ -78,6 +78,20 @@ pub fn exchange_as_client(stream: &mut TcpStream) {
     let mut word = [0; 5];
     stream.read_exact(&mut word).unwrap();
     assert_eq!(&word, b"there");
+}
+
+/// A connection accepted, decided and in use.
+pub fn accept_and_greet(listener: &TcpListener) -> TcpStream {
+    let (mut stream, _) = listener.accept().unwrap();
+    exchange_as_server(&mut stream);
+    stream
+}
+
+/// A connection made, decided and in use.
+pub fn connect_and_greet(port: u16) -> TcpStream {
+    let mut stream = connect(port);
+    exchange_as_client(&mut stream);
+    stream
 }
 
 pub fn pass(socket: &UnixStream, fd: RawFd) {

@@ -407,6 +407,12 @@ pub fn role(command: &mut Command, test: &str, role: &str, port: u16) -> Running
     Running::start(command)
 }
 
+/// The test with a function or closure in its body, by the path of its type.
+pub fn test_of<T>() -> Option<&'static str> {
+    let path = std::any::type_name::<T>().split_once("::")?.1;
+    path.rsplit_once("::").map(|(test, _)| test)
+}
+
 /// The role of this process, if started by [`role`].
 pub fn my_role() -> Option<(String, u16)> {
     let role = std::env::var("PRELOAD_TEST_ROLE").ok()?;
