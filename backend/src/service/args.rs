@@ -46,7 +46,7 @@ pub enum SandboxMode {
     Off,
     /// Files by landlock; a system call outside the list fails with EPERM.
     On,
-    /// Like "on", but a system call outside the list kills the daemon.
+    /// Like on, but a system call outside the list kills the daemon.
     Strict,
 }
 

@@ -258,4 +258,19 @@ mod tests {
         Cli::command().debug_assert();
         StartCli::command().debug_assert();
     }
+
+    /// fish could not read its script: such a mark would end the string of the values.
+    #[test]
+    fn no_help_of_a_value_has_a_quotation_mark() {
+        fn check(command: &clap::Command) {
+            for arg in command.get_arguments() {
+                for value in arg.get_possible_values() {
+                    let help = value.get_help().map(ToString::to_string).unwrap_or_default();
+                    assert!(!help.contains('"'), "{}: {help}", command.get_name());
+                }
+            }
+            command.get_subcommands().for_each(check);
+        }
+        check(&Cli::command());
+    }
 }

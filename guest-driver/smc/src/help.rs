@@ -42,7 +42,7 @@ fn wrapped_to(command: Command, width: usize) -> Command {
 
 /// Wraps the paragraphs of a text. An indented line starts a paragraph, unless the preceding line
 /// is full and the indentation equals the column of the preceding text.
-fn wrap(text: &str, width: usize) -> String {
+pub(crate) fn wrap(text: &str, width: usize) -> String {
     let mut out = String::new();
     let mut paragraph: Option<Paragraph<'_>> = None;
     for line in text.lines() {

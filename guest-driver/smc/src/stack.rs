@@ -127,7 +127,7 @@ pub(crate) enum RendezvousArg {
     /// Not negotiated: every server is taken to speak SMC; SMC clients are recognised by their first
     /// bytes.
     Off,
-    /// By TCP option 254 if this process may use it, else as "off".
+    /// By TCP option 254 if this process may use it, else as off.
     Auto,
     /// By TCP option 254; if this process may not use it, all connections are TCP. A server ends a
     /// connection whose client has sent the option and then does not speak SMC.

@@ -51,11 +51,11 @@ enum Format {
     /// A CDI specification
     #[default]
     Cdi,
-    /// Options of "docker run", "docker service create", "podman run" and "nerdctl run"
+    /// Options of docker run, docker service create, podman run and nerdctl run
     Options,
-    /// Options of "ctr run"
+    /// Options of ctr run
     Ctr,
-    /// The beginning of a compose file, whose services have a line "<<: *smc-NAME"
+    /// The beginning of a compose file, whose services have a line <<: *smc-NAME
     Compose,
 }
 

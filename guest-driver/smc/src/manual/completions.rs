@@ -1,15 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Completions for shells: the scripts of clap_complete, with corrections.
 //!
-//! Without the corrections, hidden commands would be offered. fish could not read its script:
-//! quotation marks in the help of a value would end the enclosing string. fish would also offer
-//! commands of commands again behind themselves, and never values of arguments without a name. In
-//! bash and fish, the program of "smc run" would be completed as a file.
+//! Without the corrections, hidden commands would be offered. fish would never offer values of
+//! arguments without a name. In bash and fish, the program of "smc run" would be completed as a
+//! file.
 
-use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use clap::builder::{PossibleValue, PossibleValuesParser};
 use clap::{Arg, Command, ValueHint};
 use clap_complete::Shell;
 
@@ -24,7 +21,7 @@ pub(super) fn script(shell: Shell, command: &Command) -> String {
     match shell {
         Shell::Bash => starts.fold(text.into_owned(), |text, sub| bash_program(&text, &name, sub)),
         Shell::Fish => {
-            let mut text = fish_once(&text);
+            let mut text = text.into_owned();
             for sub in shown.get_subcommands() {
                 fish_values(&mut text, &name, sub);
             }
@@ -40,7 +37,7 @@ fn without_hidden(command: &Command) -> Command {
     // Texts of a command are static. The process ends soon.
     let leaked = |text: &str| -> &'static str { text.to_owned().leak() };
     let mut shown = Command::new(leaked(command.get_name()))
-        .args(command.get_arguments().cloned().map(without_quotation_marks))
+        .args(command.get_arguments().cloned())
         .groups(command.get_groups().cloned())
         .disable_help_flag(command.is_disable_help_flag_set())
         .disable_version_flag(command.is_disable_version_flag_set())
@@ -56,21 +53,6 @@ fn without_hidden(command: &Command) -> Command {
     }
     let commands = command.get_subcommands().filter(|sub| !sub.is_hide_set());
     shown.subcommands(commands.map(without_hidden))
-}
-
-/// The same argument, without double quotation marks in the help of its values.
-fn without_quotation_marks(arg: Arg) -> Arg {
-    let plain = |value: PossibleValue| match value.get_help().map(ToString::to_string) {
-        Some(help) => value.help(help.replace('"', "'")),
-        None => value,
-    };
-    match arg.get_possible_values() {
-        values if values.is_empty() => arg,
-        values => {
-            let values: Vec<_> = values.into_iter().map(plain).collect();
-            arg.value_parser(PossibleValuesParser::new(values))
-        }
-    }
 }
 
 /// Whether the command starts a program, with the program's name and arguments as its own
@@ -171,37 +153,10 @@ fn fish_values(text: &mut String, name: &str, command: &Command) {
     }
 }
 
-/// A script for fish without repeated offers of the commands of a command.
-fn fish_once(text: &str) -> String {
-    let offer = |line: &str| -> Option<(String, String)> {
-        let (condition, rest) = line.split_once("\" -f -a \"")?;
-        let (word, _) = rest.split_once('"')?;
-        condition.contains("; and __fish_seen").then(|| (condition.to_owned(), word.to_owned()))
-    };
-    let mut words: BTreeMap<String, Vec<String>> = BTreeMap::new();
-    for (condition, word) in text.lines().filter_map(offer) {
-        words.entry(condition).or_default().push(word);
-    }
-    let mut out = String::new();
-    for line in text.lines() {
-        let own = offer(line).and_then(|(condition, _)| words.get_key_value(&condition));
-        match own.and_then(|(condition, words)| {
-            let rest = line.strip_prefix(condition)?;
-            Some(format!(
-                "{condition}; and not __fish_seen_subcommand_from {}{rest}",
-                words.join(" ")
-            ))
-        }) {
-            Some(line) => out += &line,
-            None => out += line,
-        }
-        out.push('\n');
-    }
-    out
-}
-
 #[cfg(test)]
 mod tests {
+    use clap::builder::{PossibleValue, PossibleValuesParser};
+
     use super::*;
 
     fn command() -> Command {
@@ -209,7 +164,7 @@ mod tests {
             .num_args(1..)
             .trailing_var_arg(true)
             .value_hint(ValueHint::CommandWithArguments);
-        let totals = PossibleValue::new("totals").help("what is \"over\"");
+        let totals = PossibleValue::new("totals").help("what is 'over'");
         let values = PossibleValuesParser::new([PossibleValue::new("overview"), totals]);
         let what = Arg::new("what").value_parser(values.clone());
         let by = Arg::new("by").long("by").value_parser(values);
@@ -242,12 +197,9 @@ mod tests {
     }
 
     #[test]
-    fn fish_offers_values_and_each_command_once() {
+    fn fish_offers_values() {
         let fish = script(Shell::Fish, &command());
         let value = r#"stat" -f -a "totals" -d 'what is \'over\''"#;
         assert!(fish.contains(value), "{fish}");
-        assert!(fish.contains(r"totals\t'what is \'over\''"), "{fish}");
-        let once = "from ctl; and not __fish_seen_subcommand_from list help\" -f -a \"list\"";
-        assert!(fish.contains(once), "{fish}");
     }
 }

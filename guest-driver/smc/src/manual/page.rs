@@ -1,16 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The manual page of a command, in the language of man(7).
 //!
-//! The texts are the texts of `--help`: a line of two spaces, a word and at least two spaces is an
-//! entry of a list; other indented lines are shown verbatim; the rest is filled.
+//! The texts are the texts of `--help`, with the same lines.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::io;
 
-use clap::{Arg, ArgAction, Command};
+use clap::Command;
 use clap_mangen::Man;
 
+use crate::help;
+
+/// Columns of the texts.
+const WIDTH: usize = 72;
 /// The exit statuses on a page if the help has none.
 const EXIT_STATUS: &str = "\
   0    Success.
@@ -23,99 +26,42 @@ pub(super) fn page(command: Command, section: &str, end: Option<&str>) -> io::Re
     command.build();
     let name = command.get_display_name().unwrap_or(command.get_name()).to_owned();
     let man = Man::new(command.clone()).section(section).title(&name);
-    let rendered = |render: &dyn Fn(&mut Vec<u8>) -> io::Result<()>| -> io::Result<String> {
-        let mut text = Vec::new();
-        render(&mut text)?;
-        Ok(String::from_utf8_lossy(&text).into_owned())
-    };
-    let mut out = rendered(&|text| man.render_title(text))?;
-    out += &rendered(&|text| man.render_name_section(text))?;
-    out += &synopsis(&command);
-    out += ".SH DESCRIPTION\n";
+    let mut begin = Vec::new();
+    man.render_title(&mut begin)?;
+    man.render_name_section(&mut begin)?;
+    man.render_synopsis_section(&mut begin)?;
+    let mut out = String::from_utf8_lossy(&begin).into_owned();
     let about = command.get_long_about().or(command.get_about());
-    out += &body(&about.map(ToString::to_string).unwrap_or_default());
-    out += &rendered(&|text| man.render_options_section(text))?;
+    part(&mut out, "DESCRIPTION", &about.map(ToString::to_string).unwrap_or_default());
+    let mut options = Vec::new();
+    man.render_options_section(&mut options)?;
     if command.get_subcommands().any(|sub| !sub.is_hide_set()) {
-        out += &rendered(&|text| man.render_subcommands_section(text))?;
+        man.render_subcommands_section(&mut options)?;
     }
+    out += &String::from_utf8_lossy(&options);
     let after = command.get_after_long_help().or(command.get_after_help());
     let sections = sections(&after.map(ToString::to_string).unwrap_or_default());
-    let own = |title: &str| sections.get(title).cloned();
-    let part = |out: &mut String, title: &str, text: Option<String>| {
-        if let Some(text) = text {
-            let _ = write!(out, ".SH {title}\n{}", body(&text));
+    for title in ["EXAMPLES", "NOTES"] {
+        if let Some(text) = sections.get(title) {
+            part(&mut out, title, text);
         }
-    };
-    part(&mut out, "EXAMPLES", own("EXAMPLES"));
-    part(&mut out, "NOTES", own("NOTES"));
+    }
     if let Some(end) = end {
         out += end;
         return Ok(out);
     }
-    part(
-        &mut out,
-        "EXIT STATUS",
-        Some(own("EXIT STATUS").unwrap_or_else(|| EXIT_STATUS.to_owned())),
-    );
-    part(&mut out, "ENVIRONMENT", Some(environment(&command)));
-    part(
-        &mut out,
-        "FILES",
-        Some("  /etc/smc/smc.toml    Settings of the machine; see smc.toml(5).".into()),
-    );
+    part(&mut out, "EXIT STATUS", sections.get("EXIT STATUS").map_or(EXIT_STATUS, String::as_str));
+    part(&mut out, "ENVIRONMENT", &environment(&command));
+    part(&mut out, "FILES", "  /etc/smc/smc.toml    Settings of the machine; see smc.toml(5).");
     let _ = writeln!(out, ".SH SEE ALSO\n{}", see_also(&name));
     Ok(out)
 }
 
-/// The options with their values.
-fn synopsis(command: &Command) -> String {
-    let name = command.get_bin_name().unwrap_or(command.get_name());
-    let mut text = format!(".SH SYNOPSIS\n\\fB{}\\fR", escaped(name));
-    let shown = |arg: &&Arg| !arg.is_hide_set() && arg.get_id() != "help";
-    let (positional, options): (Vec<&Arg>, Vec<&Arg>) =
-        command.get_arguments().filter(shown).partition(|arg| arg.is_positional());
-    for arg in options {
-        let mut words: Vec<String> = Vec::new();
-        words.extend(arg.get_short().map(|short| format!("\\fB\\-{short}\\fR")));
-        words.extend(
-            arg.get_long().map(|long| format!("\\fB{}\\fR", escaped(&format!("--{long}")))),
-        );
-        let word = format!("{}{}", words.join("|"), values(arg));
-        let _ = match arg.is_required_set() {
-            true => write!(text, " {word}"),
-            false => write!(text, " [{word}]"),
-        };
-    }
-    if command.has_subcommands() {
-        text += " \\fICOMMAND\\fR";
-    }
-    for arg in positional {
-        let value = escaped(&value_names(arg).join(" "));
-        let more = if arg.get_num_args().is_some_and(|n| n.max_values() > 1) { " ..." } else { "" };
-        let _ = match arg.is_required_set() {
-            true => write!(text, " \\fI{value}\\fR{more}"),
-            false => write!(text, " [\\fI{value}\\fR{more}]"),
-        };
-    }
-    text + "\n"
-}
-
-fn value_names(arg: &Arg) -> Vec<String> {
-    match arg.get_value_names() {
-        Some(names) => names.iter().map(ToString::to_string).collect(),
-        None => vec![arg.get_id().as_str().to_uppercase()],
-    }
-}
-
-fn values(arg: &Arg) -> String {
-    if !matches!(arg.get_action(), ArgAction::Set | ArgAction::Append) {
-        return String::new();
-    }
-    let names = escaped(&value_names(arg).join(" "));
-    match arg.get_num_args().map(|n| n.min_values()) {
-        Some(0) => format!(" [\\fI{names}\\fR]"),
-        _ => format!(" \\fI{names}\\fR"),
-    }
+/// Adds a section with a text of the help.
+fn part(out: &mut String, title: &str, text: &str) {
+    let text = help::wrap(text, WIDTH);
+    let lines: String = text.lines().map(|line| escaped(line) + "\n").collect();
+    let _ = write!(out, ".SH {title}\n.nf\n{lines}.fi\n");
 }
 
 /// The text behind the options, by section.
@@ -175,51 +121,6 @@ fn see_also(name: &str) -> String {
     list.collect::<Vec<_>>().join(",\n")
 }
 
-/// A line of a list: its word or words, and the text behind.
-fn entry(line: &str) -> Option<(&str, &str)> {
-    let inner = line.strip_prefix("  ").filter(|inner| !inner.starts_with(' '))?;
-    let (term, text) = inner.split_once("  ")?;
-    Some((term, text.trim_start()))
-}
-
-/// Text of the help in roff.
-fn body(text: &str) -> String {
-    let mut out = String::new();
-    let mut in_list = false;
-    let mut as_it_is = false;
-    for line in text.lines() {
-        let is_deep = line.starts_with("    ");
-        let now_as_it_is = line.starts_with("  ") && entry(line).is_none() && !(in_list && is_deep);
-        if as_it_is && !now_as_it_is {
-            out += ".fi\n.RE\n";
-        }
-        if now_as_it_is && !as_it_is {
-            out += if in_list { ".PP\n.RS 4\n.nf\n" } else { ".RS 4\n.nf\n" };
-            in_list = false;
-        }
-        as_it_is = now_as_it_is;
-        if let Some((term, text)) = entry(line) {
-            let _ = write!(out, ".TP\n\\fB{}\\fR\n{}\n", escaped(term), escaped(text));
-            in_list = true;
-        } else if line.is_empty() {
-            out += ".PP\n";
-            in_list = false;
-        } else {
-            if in_list && !is_deep {
-                out += ".PP\n";
-                in_list = false;
-            }
-            let text = if as_it_is { line.trim_start_matches("  ") } else { line.trim_start() };
-            out += &escaped(text);
-            out.push('\n');
-        }
-    }
-    if as_it_is {
-        out += ".fi\n.RE\n";
-    }
-    out
-}
-
 /// Text without commands of roff.
 fn escaped(text: &str) -> String {
     let text = text.replace('\\', "\\e").replace('-', "\\-").replace('\'', "\\(aq");
@@ -234,16 +135,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lists_of_the_help_are_lists_and_commands_stay_lines() {
-        let text = "Words\nthat go on.\n\n  one      the first\n           of them\n  two-b    .x\n\
-                    Behind.\n\n  smc run x\n  smc stat";
-        let expected = "Words\nthat go on.\n.PP\n.TP\n\\fBone\\fR\nthe first\nof them\n.TP\n\
-                        \\fBtwo\\-b\\fR\n\\&.x\n.PP\nBehind.\n.PP\n.RS 4\n.nf\nsmc run x\nsmc stat\n\
-                        .fi\n.RE\n";
-        assert_eq!(body(text), expected);
-    }
-
-    #[test]
     fn what_follows_the_options_has_a_section_of_its_own() {
         let after = "Examples:\n  smc stat\n  smc stat -w\n\nExit status: 0 good, 1 bad.\n\nMore.";
         let found = sections(after);
@@ -254,18 +145,14 @@ mod tests {
     }
 
     #[test]
-    fn a_synopsis_has_the_values_of_options() {
+    fn a_page_has_the_lines_of_the_help_and_all_sections() {
         let command = Command::new("x")
-            .arg(Arg::new("file").short('f').long("file").value_name("FILE"))
-            .arg(Arg::new("all").long("all").action(ArgAction::SetTrue))
-            .arg(Arg::new("every").long("every").num_args(0..=1).value_name("N"))
-            .arg(Arg::new("host").required(true));
+            .arg(clap::Arg::new("file").short('f').long("file").value_name("FILE"))
+            .about("Words.\n\n  two-b    .x\n.y");
         let text = page(command, "1", None).unwrap();
         for part in [
-            "[\\fB\\-f\\fR|\\fB\\-\\-file\\fR \\fIFILE\\fR]",
-            "[\\fB\\-\\-all\\fR]",
-            "[\\fB\\-\\-every\\fR [\\fIN\\fR]]",
-            " \\fIHOST\\fR",
+            "[\\fB\\-f\\fR|\\fB\\-\\-file\\fR]",
+            ".SH DESCRIPTION\n.nf\nWords.\n\n  two\\-b    .x\n\\&.y\n.fi\n",
             ".SH EXIT STATUS",
             ".SH ENVIRONMENT",
             ".SH FILES",

@@ -42,13 +42,13 @@ fn manual_pages_are_well_formed_and_name_values() {
     let page = |name: &str| std::fs::read_to_string(dir.0.join("man").join(name)).unwrap();
     let stat = page("smc-stat.1");
     for part in [
-        "[\\fB\\-\\-management\\fR \\fISOCKET\\fR]",
+        "\\fB\\-\\-management\\fR \\fI<SOCKET>\\fR",
         ".SH EXAMPLES",
         ".SH EXIT STATUS",
         ".SH ENVIRONMENT",
         ".SH FILES",
         ".SH SEE ALSO",
-        ".TP\n\\fBfabric\\fR\n",
+        "\n  fabric  ",
     ] {
         assert!(stat.contains(part), "{part:?} in {stat}");
     }
