@@ -19,7 +19,7 @@ pub mod outlive;
 pub mod raw;
 pub mod restored;
 pub mod rogue;
-pub mod siege;
+pub mod soak;
 pub mod streams;
 pub mod talk;
 pub mod vm;

@@ -11,7 +11,7 @@
 //! - [`tool`]: runs other programs, and reports the reasons of failures.
 //! - [`uml`]: `cargo xtask uml`, the kernel's driver under user-mode Linux.
 //! - [`cross`]: `cargo xtask cross`, tests of another machine under emulation.
-//! - [`siege`]: `cargo xtask siege`, a long attack on a daemon, and simulated link groups.
+//! - [`soak`]: `cargo xtask soak`, a long attack on a daemon, and simulated link groups.
 //! - [`site`]: `cargo xtask site`, the documents as a site; [`dependencies`]: `cargo xtask
 //!   dependencies`, rules for crates. Both use programs of [`wheel`].
 //! - [`protocol_map`]: `cargo xtask protocol-map`, the places of each rule.
@@ -32,8 +32,8 @@ mod pages;
 mod programs;
 mod protocol_map;
 mod release;
-mod siege;
 mod site;
+mod soak;
 mod third_party;
 mod tool;
 mod uml;
@@ -65,8 +65,8 @@ enum Task {
     #[command(long_about = cross::LONG_ABOUT)]
     Cross(cross::Args),
     /// Attack a daemon for a long time, and simulate link groups.
-    #[command(long_about = siege::LONG_ABOUT)]
-    Siege(siege::Args),
+    #[command(long_about = soak::LONG_ABOUT)]
+    Soak(soak::Args),
     /// Build Debian packages and a tarball.
     #[command(long_about = package::LONG_ABOUT)]
     Package(package::Args),
@@ -89,7 +89,7 @@ fn main() -> ExitCode {
         Task::Vm(args) => vm::run(&args).map_err(|error| error.to_string()),
         Task::Uml(args) => uml::run(&args, &root).map_err(|error| error.to_string()),
         Task::Cross(args) => cross::run(&args, &root).map_err(|error| error.to_string()),
-        Task::Siege(args) => siege::run(&args, &root).map_err(|error| error.to_string()),
+        Task::Soak(args) => soak::run(&args, &root).map_err(|error| error.to_string()),
         Task::Package(args) => package::run(&args, &root).map_err(|error| error.to_string()),
         Task::Release(args) => release::run(&args, &root).map_err(|error| error.to_string()),
         Task::Site => site::run(&root).map_err(|error| error.to_string()),

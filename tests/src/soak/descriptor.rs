@@ -93,7 +93,7 @@ impl Descriptor {
             Descriptor::Timer => {
                 timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC).ok()
             }
-            Descriptor::Memory => memfd_create("siege", MemfdFlags::CLOEXEC).ok(),
+            Descriptor::Memory => memfd_create("soak", MemfdFlags::CLOEXEC).ok(),
             Descriptor::Zero => {
                 open("/dev/zero", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).ok()
             }

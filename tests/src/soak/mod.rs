@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A long hostile run: `cargo xtask siege`.
+//! A long hostile run: `cargo xtask soak`.
 //!
 //! The daemon runs as its own program, in its sandbox. Several hostile front ends attack the daemon
 //! over real vhost-user sockets, each with its own port: `life` is one connection of such a front end.
@@ -71,18 +71,18 @@ pub struct Options {
 /// Present acts of the hostile front ends, for the report of a failure.
 type Now = Mutex<Vec<String>>;
 
-/// Runs the siege and prints a summary.
+/// Runs the soak test and prints a summary.
 ///
 /// # Errors
 /// The failure, and how to repeat the run.
 pub fn run(options: &Options) -> Result<(), String> {
-    println!("siege: seed {:#x}", options.seed);
+    println!("soak: seed {:#x}", options.seed);
     let now = Now::default();
     let failed = |what: String| {
         let lives = now.lock().unwrap_or_else(PoisonError::into_inner).join("\n");
         format!(
             "{what}\nlast of each hostile front end:\n{lives}\n\
-             again: cargo xtask siege --seed {:#x} --front-ends {}",
+             again: cargo xtask soak --seed {:#x} --front-ends {}",
             options.seed, options.front_ends
         )
     };
@@ -96,7 +96,7 @@ pub fn run(options: &Options) -> Result<(), String> {
     steps.0.map_err(failed)?;
     let (runs, report) = steps.1.map_err(|_| "the simulation panicked".to_owned())??;
     println!(
-        "siege: {} steps of {runs} simulated pairs of hosts: {} link groups and links, {} of {} \
+        "soak: {} steps of {runs} simulated pairs of hosts: {} link groups and links, {} of {} \
          connections complete, {} failovers, {} bytes",
         report.steps,
         report.links,
@@ -105,7 +105,7 @@ pub fn run(options: &Options) -> Result<(), String> {
         report.failovers,
         report.bytes
     );
-    println!("siege: nothing found in {:.0?}", start.elapsed());
+    println!("soak: nothing found in {:.0?}", start.elapsed());
     Ok(())
 }
 
@@ -172,7 +172,7 @@ fn attack(options: &Options, start: Instant, now: &Now) -> Result<(), String> {
         })?;
         settle(&mut program, &pairs, options, first)?;
         println!(
-            "siege: round {round}: {} operations, {:.0?}; {}",
+            "soak: round {round}: {} operations, {:.0?}; {}",
             shared.done.load(Ordering::Relaxed),
             start.elapsed(),
             program.held()
@@ -188,7 +188,7 @@ fn attack(options: &Options, start: Instant, now: &Now) -> Result<(), String> {
         }
     }
     println!(
-        "siege: {} operations in {} connections of {} hostile front ends, {round} rounds, {:.0?}",
+        "soak: {} operations in {} connections of {} hostile front ends, {round} rounds, {:.0?}",
         shared.done.load(Ordering::Relaxed),
         lives.load(Ordering::Relaxed),
         options.front_ends,
@@ -196,12 +196,12 @@ fn attack(options: &Options, start: Instant, now: &Now) -> Result<(), String> {
     );
     for (pair, before) in pairs.iter().zip(before) {
         let (bytes, times) = pair.take_times();
-        println!("siege: {} alone: {before}", pair.name());
-        println!("siege: {} meanwhile: {times}, {bytes} bytes", pair.name());
+        println!("soak: {} alone: {before}", pair.name());
+        println!("soak: {} meanwhile: {times}, {bytes} bytes", pair.name());
     }
-    println!("siege: the daemon at first: {}", first.unwrap_or_default());
-    println!("siege: under attack: {most}");
-    println!("siege: at last: {}", program.held());
+    println!("soak: the daemon at first: {}", first.unwrap_or_default());
+    println!("soak: under attack: {most}");
+    println!("soak: at last: {}", program.held());
     program.panics().map_or(Ok(()), Err)
 }
 

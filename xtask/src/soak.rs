@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! `cargo xtask siege`.
+//! `cargo xtask soak`.
 
 use std::path::Path;
 use std::process::{Command, ExitCode};
@@ -17,7 +17,7 @@ panic or grow. Link groups of two hosts are simulated at the same time, with fau
 At full length it takes an hour. What hostile front ends do is drawn from the seed, but when they do \
 it is not: a failure prints the last operations of each, and the connection that --only repeats.";
 
-/// Options of `cargo xtask siege`.
+/// Options of `cargo xtask soak`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Decides what happens; by default the time does. Decimal, or hexadecimal with 0x.
@@ -62,7 +62,7 @@ fn parse_seed(text: &str) -> Result<u64, std::num::ParseIntError> {
 /// Something does not build or cannot be started.
 pub(crate) fn run(args: &Args, root: &Path) -> Result<ExitCode, ToolError> {
     let mut build = Command::new(std::env::var_os("CARGO").unwrap_or("cargo".into()));
-    build.current_dir(root).args(["build", "--release", "-p", "smc-tests", "--bin", "smc-siege"]);
+    build.current_dir(root).args(["build", "--release", "-p", "smc-tests", "--bin", "smc-soak"]);
     build.args(["-p", "vhost-device-ism", "--bin", "vhost-device-ism"]);
     let status = tool::status(build)?;
     if !status.success() {
@@ -73,7 +73,7 @@ pub(crate) fn run(args: &Args, root: &Path) -> Result<ExitCode, ToolError> {
     let programs = target.join("release");
     let now = std::time::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_secs());
     let Args { operations, steps, seconds, front_ends, longest, .. } = args;
-    let mut command = Command::new(programs.join("smc-siege"));
+    let mut command = Command::new(programs.join("smc-soak"));
     command.arg(programs.join("vhost-device-ism"));
     for number in [args.seed.unwrap_or(now), *operations, *steps, *seconds] {
         command.arg(number.to_string());

@@ -51,7 +51,7 @@ impl Kind {
     }
 
     fn make(self) -> Option<OwnedFd> {
-        let memory = |flags: MemfdFlags| memfd_create("siege", flags | MemfdFlags::CLOEXEC).ok();
+        let memory = |flags: MemfdFlags| memfd_create("soak", flags | MemfdFlags::CLOEXEC).ok();
         match self {
             Kind::Sealed | Kind::Unsealed | Kind::Sparse => {
                 let fd = memory(MemfdFlags::ALLOW_SEALING)?;

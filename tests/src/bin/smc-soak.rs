@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The hostile run of `cargo xtask siege`; see `smc_tests::siege`.
+//! The hostile run of `cargo xtask soak`; see `smc_tests::soak`.
 //!
 //! ```text
-//! smc-siege DAEMON SEED OPERATIONS STEPS SECONDS FRONT-ENDS LONGEST-MS [FRONT-END:CONNECTION]
+//! smc-soak DAEMON SEED OPERATIONS STEPS SECONDS FRONT-ENDS LONGEST-MS [FRONT-END:CONNECTION]
 //! ```
 #![allow(clippy::unwrap_used, reason = "xtask gives it its arguments")]
 
 use std::process::ExitCode;
 use std::time::Duration;
 
-use smc_tests::siege::{Options, run};
+use smc_tests::soak::{Options, run};
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -31,7 +31,7 @@ fn main() -> ExitCode {
     match run(&options) {
         Ok(()) => ExitCode::SUCCESS,
         Err(what) => {
-            println!("siege: FAILED: {what}");
+            println!("soak: FAILED: {what}");
             ExitCode::FAILURE
         }
     }
