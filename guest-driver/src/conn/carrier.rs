@@ -160,10 +160,10 @@ impl Carrier {
 
     /// Clears the failover flag in the words of a peer after a switch of links; `true` if it was set.
     #[cold]
-    pub(super) fn take_move(&self) -> bool {
+    pub(super) fn take_failover_flag(&self) -> bool {
         match self {
             Carrier::D(_) => false,
-            Carrier::R(element) => element.take_move(),
+            Carrier::R(element) => element.take_failover_flag(),
         }
     }
 

@@ -147,7 +147,7 @@ impl Tx {
     fn perform_switch(&mut self, shared: &Shared, action: Action) {
         match action {
             Action::StopRing => {
-                self.hold_writes(shared);
+                self.stop_sending(shared);
                 shared.carrier().fail();
                 if let Ok(on) = shared.nodelay() {
                     shared.options.keep_nodelay(on);

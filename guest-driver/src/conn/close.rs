@@ -69,7 +69,7 @@ impl Tx {
         if self.half.has_left() {
             return self.note_ring_gone(shared);
         }
-        self.hold_writes(shared);
+        self.stop_sending(shared);
         if !self.is_over_by_loss(shared) {
             match self.is_end_of_process(shared) {
                 Some(true) => {
@@ -105,7 +105,7 @@ impl Tx {
     }
 
     /// Writes wait until the connection's next carrier is known.
-    pub(super) fn hold_writes(&mut self, shared: &Shared) {
+    pub(super) fn stop_sending(&mut self, shared: &Shared) {
         if shared.may_outlive() {
             self.half.stop();
             shared.end.leave_ring();

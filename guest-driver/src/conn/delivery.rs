@@ -56,12 +56,12 @@ impl Tx {
     /// Takes the peer's consumer word. Failures show in the connection's state.
     pub(super) fn refresh(&mut self, shared: &Shared) {
         let word = self.carrier.words()[1];
-        if word == self.half.seen() || self.is_held() {
+        if word == self.half.seen() || self.is_paused() {
             return;
         }
         let word = ConsumerWord::from_u64(word);
-        let moved =
-            word.producer_flags.contains(ProducerFlags::FAILOVER) && shared.carrier().take_move();
+        let moved = word.producer_flags.contains(ProducerFlags::FAILOVER)
+            && shared.carrier().take_failover_flag();
         if let Err(violation) = self.half.take(word, moved) {
             if !shared.carrier().has_memory() {
                 // These are not the peer's words: the device is gone, as the reactor will report soon.
@@ -214,7 +214,7 @@ impl Tx {
             self.sent(shared, words);
             self.send_state_record(shared);
         } else if shared.carrier().may_hear_of_peer() {
-            self.hold_writes(shared);
+            self.stop_sending(shared);
             shared.carrier().fail();
         } else {
             self.on_loss(shared);

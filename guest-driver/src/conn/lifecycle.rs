@@ -200,7 +200,7 @@ impl Conn {
             let mut tx = self.tx();
             // The device reports the buffers of a leaving peer ahead of the peer itself.
             if tx.carrier.key() == key && tx.carrier.may_hear_of_peer() {
-                tx.hold_writes(&self.shared);
+                tx.stop_sending(&self.shared);
                 tx.carrier.fail();
                 return;
             }

@@ -23,7 +23,7 @@ impl Tx {
 
     /// Whether the bytes stay in the queue for now. Then the peer's reading must not count either: a
     /// write would find room in the ring, and overtake them.
-    pub(super) fn is_held(&self) -> bool {
+    pub(super) fn is_paused(&self) -> bool {
         !self.queue.is_empty() && queues_are_held()
     }
 

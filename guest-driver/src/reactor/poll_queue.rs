@@ -29,14 +29,14 @@ impl PollQueue {
 
     /// Whether there is an entry.
     #[inline]
-    pub(crate) fn has_news(&self) -> bool {
+    pub(crate) fn has_changes(&self) -> bool {
         self.some.load(Ordering::Acquire)
     }
 
     /// Takes all entries. The caller calls [`PollEntry::begin`] for each before it looks at the
     /// connection.
     pub(crate) fn take(&self) -> Vec<u32> {
-        if !self.has_news() {
+        if !self.has_changes() {
             return Vec::new();
         }
         let mut numbers = lock(&self.numbers);
@@ -86,11 +86,11 @@ mod tests {
     fn a_connection_is_in_the_queue_once_until_the_poller_looks_at_it() {
         let queue = PollQueue::new(Arc::default());
         let entries = [3, 4].map(|number| PollEntry::new(&queue, number));
-        assert!(!queue.has_news() && queue.take().is_empty());
+        assert!(!queue.has_changes() && queue.take().is_empty());
         for _ in 0..1000 {
             assert!(entries.iter().filter(|entry| entry.queue().is_some()).count() % 2 == 0);
         }
-        assert!(queue.has_news());
+        assert!(queue.has_changes());
         assert_eq!(queue.take(), [3, 4]);
         assert!(entries[0].queue().is_none(), "the poller has not begun");
         entries[0].begin();

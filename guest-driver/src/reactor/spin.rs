@@ -28,12 +28,12 @@ const YIELD_AFTER: Duration = Duration::from_micros(10);
 /// kernel threads take less.
 const PREEMPTED: Duration = Duration::from_millis(1);
 /// The first pause after a preemption, in which no thread of the process spins. A single preemption may
-/// be chance, so each pause is twice as long as the one before, up to [`MAX_PAUSE`], unless [`CALM`]
+/// be chance, so each pause is twice as long as the one before, up to [`MAX_PAUSE`], unless [`QUIET_PERIOD`]
 /// lies between them.
 const PAUSE: Duration = Duration::from_millis(100);
 const MAX_PAUSE: Duration = Duration::from_secs(2);
 /// Time without a preemption after which the next pause is a short one.
-const CALM: Duration = Duration::from_secs(1);
+const QUIET_PERIOD: Duration = Duration::from_secs(1);
 
 /// Whether other threads want the processors used for spinning.
 static CONTENTION: Contention = Contention::new(PAUSE);
@@ -347,7 +347,7 @@ impl Contention {
             // Another thread has been faster.
             return;
         }
-        let last = match now - until < us(CALM) {
+        let last = match now - until < us(QUIET_PERIOD) {
             true => self.pause_us.load(Ordering::Relaxed),
             false => 0,
         };
@@ -485,7 +485,7 @@ mod tests {
         };
         let millis = [100, 200, 400, 800, 1600, 2000, 2000].map(Duration::from_millis);
         assert_eq!(millis.map(|_| pause_after(Duration::from_millis(50))), millis);
-        assert_eq!(pause_after(CALM), PAUSE);
+        assert_eq!(pause_after(QUIET_PERIOD), PAUSE);
     }
 
     #[test]

@@ -60,8 +60,8 @@ impl SmcrConn {
 
     /// Removes the failover mark (F) of the peer from the words. `true`: the mark was set, and the
     /// peer's last message on the old link may be lost.
-    pub(crate) fn take_move(&self) -> bool {
-        self.endpoint.words().take_move()
+    pub(crate) fn take_failover_flag(&self) -> bool {
+        self.endpoint.words().take_failover_flag()
     }
 
     /// Copies out of the own element, only read by this end (RMB-11); offsets are those of

@@ -7,7 +7,7 @@
 //! cursors even if messages were left out in between.
 //!
 //! A failover validation is no message with words of its own. It leaves a mark in the words (F), until
-//! the sender has [taken the mark](Words::take_move) and knows of the peer's move to another link.
+//! the sender has [taken the mark](Words::take_failover_flag) and knows of the peer's move to another link.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard};
@@ -104,7 +104,7 @@ impl Words {
 
     /// The sender knows of the peer's move: clears the mark. `true`: the mark was set.
     #[cold]
-    pub(crate) fn take_move(&self) -> bool {
+    pub(crate) fn take_failover_flag(&self) -> bool {
         let mut taken = self.taken();
         let moved = std::mem::take(&mut taken.moved);
         self.store(self.load(), false);
@@ -209,7 +209,7 @@ mod tests {
             |sequence| Cdc { producer_flags: ProducerFlags::FAILOVER, ..message(sequence, 99) };
         assert_eq!(words.take(&validation(5)), Received::Validated);
         assert_eq!(words.take(&validation(6)), Received::Missing(6));
-        assert!(words.take_move());
+        assert!(words.take_failover_flag());
         assert_eq!(Cdc::from_words(words.load(), 5, 1), message(5, 50));
         assert!(!words.has_seen(6));
         assert_eq!(words.take(&message(6, 60)), Received::Stored);
@@ -228,8 +228,8 @@ mod tests {
         words.take(&Cdc { producer_flags: ProducerFlags::FAILOVER, ..message(1, 7) });
         words.take(&message(2, 8));
         assert!(mark(&words));
-        assert!(words.take_move());
-        assert!(!mark(&words) && !words.take_move());
+        assert!(words.take_failover_flag());
+        assert!(!mark(&words) && !words.take_failover_flag());
         assert!(words.has_moved());
         assert_eq!(Cdc::from_words(words.load(), 2, 1), message(2, 8));
     }

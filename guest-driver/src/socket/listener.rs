@@ -83,7 +83,7 @@ struct Entry {
     /// Epoll watches the descriptor for LLC messages, too.
     llc_registered: bool,
     /// The thread that had checked the handshake out found nothing to read.
-    no_news: bool,
+    no_changes: bool,
 }
 
 impl std::fmt::Debug for Pending {
@@ -263,8 +263,8 @@ impl SmcListener {
         let mut results = fds.iter().map(|fd| !fd.revents().is_empty());
         let has_events = results.next().unwrap_or_default();
         let results: Vec<_> = results.collect();
-        for ((_, entry), has_news) in checked_out.iter_mut().zip(results) {
-            entry.no_news = !has_news;
+        for ((_, entry), has_changes) in checked_out.iter_mut().zip(results) {
+            entry.no_changes = !has_changes;
         }
         Ok(has_events)
     }
@@ -298,7 +298,7 @@ impl SmcListener {
         // A step may remove its handshake from the list.
         for key in pending.unregistered.clone() {
             let Some(entry) = pending.handshakes.get_mut(&key) else { continue };
-            if !std::mem::take(&mut entry.no_news) {
+            if !std::mem::take(&mut entry.no_changes) {
                 self.step(pending, current, key);
             }
         }
@@ -405,10 +405,10 @@ impl SmcListener {
         };
         let key = pending.next;
         pending.next = (pending.next + 1) % TIMER;
-        let (registered, llc_registered, no_news) = Default::default();
+        let (registered, llc_registered, no_changes) = Default::default();
         let source = Source::of(addr.ip());
         let incoming = Incoming::accepted(&self.stack, tcp, source);
-        let entry = Entry { incoming, addr, source, registered, llc_registered, no_news };
+        let entry = Entry { incoming, addr, source, registered, llc_registered, no_changes };
         pending.handshakes.insert(key, entry);
         pending.unregistered.push(key);
         self.step(pending, current, key);

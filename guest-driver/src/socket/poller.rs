@@ -269,7 +269,7 @@ impl Poller {
                 return Ok(());
             }
             let changing = || self.changing.load(Ordering::SeqCst) > 0;
-            if self.spin.until(|| inner.has_news(&self.queue) || changing()) {
+            if self.spin.until(|| inner.has_changes(&self.queue) || changing()) {
                 continue;
             }
             let left = deadline.map_or(RECHECK_INTERVAL, |deadline| {
@@ -294,11 +294,11 @@ impl Poller {
                 // Every reactor is armed, because every one is disarmed later.
                 inner.reactors.iter().for_each(|(reactor, _)| armed &= reactor.arm_lines());
                 armed &= inner.scanned().all(|watched| watched.conn.arm_for_poller());
-                armed &= !inner.has_scanned_news();
+                armed &= !inner.has_scanned_changes();
             }
         }
         let changing = self.changing.load(Ordering::SeqCst) > 0;
-        if armed && !changing && !self.queue.has_news() {
+        if armed && !changing && !self.queue.has_changes() {
             match inner.reactors.first() {
                 Some((reactor, _)) => {
                     let limit = Some((Instant::now(), timeout));
@@ -479,12 +479,12 @@ impl Inner {
         }
     }
 
-    fn has_news(&self, queue: &PollQueue) -> bool {
+    fn has_changes(&self, queue: &PollQueue) -> bool {
         self.poll_reactors();
-        queue.has_news() || self.has_scanned_news()
+        queue.has_changes() || self.has_scanned_changes()
     }
 
-    fn has_scanned_news(&self) -> bool {
+    fn has_scanned_changes(&self) -> bool {
         self.scanned().any(|watched| watched.has_changed())
     }
 }

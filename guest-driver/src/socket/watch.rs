@@ -130,7 +130,7 @@ impl std::fmt::Debug for WatchedStream {
 }
 
 impl WatchedStream {
-    /// Whether [`Watch::take_news`] reports every change. Otherwise the caller arms the connection
+    /// Whether [`Watch::take_changes`] reports every change. Otherwise the caller arms the connection
     /// before a sleep, and compares [`SmcStream::change_token`].
     pub fn is_announced(&self) -> bool {
         self.is_announced
@@ -212,19 +212,19 @@ impl Watch {
         Some(WatchedStream { conn, entry, is_announced, watched: self.watched.clone() })
     }
 
-    /// Whether [`Watch::take_news`] has numbers, after a check of shared memory.
-    pub fn has_news(&self) -> bool {
+    /// Whether [`Watch::take_changes`] has numbers, after a check of shared memory.
+    pub fn has_changes(&self) -> bool {
         self.for_reactors(|reactor| {
             reactor.poll();
             reactor.poll_lines();
         });
-        self.watched.queue.has_news()
+        self.watched.queue.has_changes()
     }
 
-    /// Whether [`Watch::take_news`] has numbers.
+    /// Whether [`Watch::take_changes`] has numbers.
     #[cfg(feature = "tokio")]
     pub(super) fn has_queued(&self) -> bool {
-        self.watched.queue.has_news()
+        self.watched.queue.has_changes()
     }
 
     /// From now on a wake-up makes the notifier readable, for a caller waiting by other means than
@@ -244,7 +244,7 @@ impl Watch {
 
     /// The numbers of connections that may have changed. The caller calls [`WatchedStream::begin`] for
     /// each before a check.
-    pub fn take_news(&self) -> Vec<u32> {
+    pub fn take_changes(&self) -> Vec<u32> {
         self.watched.queue.take()
     }
 
@@ -256,7 +256,7 @@ impl Watch {
         each
     }
 
-    /// Like [`SmcStream::arm`], for every connection whose changes [`Watch::take_news`] reports, until
+    /// Like [`SmcStream::arm`], for every connection whose changes [`Watch::take_changes`] reports, until
     /// the result is dropped.
     pub fn arm_lines(&self) -> ArmedLines {
         // The present reactors: a stream removed meanwhile moves the others in the list.

@@ -22,7 +22,7 @@ struct SignalState {
     cancelled: AtomicU32,
     /// Deferred events: [`DEFERRED_SIGNAL`], [`DEFERRED_CANCEL`]. Read by the assembly.
     deferred: AtomicU32,
-    /// Zero, [`LISTENS`] or [`DEAF`].
+    /// Zero, [`INTERRUPTIBLE`] or [`UNINTERRUPTIBLE`].
     listens: AtomicU32,
     /// The first deferred signal.
     signal: AtomicU32,
@@ -351,20 +351,24 @@ fn end_sleep(context: &mut libc::ucontext_t) {
 }
 
 /// The sleeps of a thread end when something is deferred.
-const LISTENS: u32 = 1;
+const INTERRUPTIBLE: u32 = 1;
 /// The sleeps do not end, including nested ones.
-const DEAF: u32 = 2;
+const UNINTERRUPTIBLE: u32 = 2;
 
 /// Lets the sleeps of `f` on this thread listen for signals: they return as interrupted as soon as
 /// something is deferred.
 #[inline]
 pub fn listening<T>(f: impl FnOnce() -> T) -> T {
-    if state().listens.load(Ordering::Relaxed) == DEAF { f() } else { with_sleeps(LISTENS, f) }
+    if state().listens.load(Ordering::Relaxed) == UNINTERRUPTIBLE {
+        f()
+    } else {
+        with_sleeps(INTERRUPTIBLE, f)
+    }
 }
 
 /// Keeps the sleeps of `f` from listening for signals, because `f` must go on to its end.
 pub fn deaf<T>(f: impl FnOnce() -> T) -> T {
-    with_sleeps(DEAF, f)
+    with_sleeps(UNINTERRUPTIBLE, f)
 }
 
 #[inline]
@@ -382,7 +386,7 @@ fn with_sleeps<T>(how: u32, f: impl FnOnce() -> T) -> T {
 /// # Safety
 /// Arguments with addresses must be valid for the system call.
 pub unsafe fn sleep_call(number: i64, arguments: &[usize; 6]) -> isize {
-    if state().listens.load(Ordering::Relaxed) == LISTENS {
+    if state().listens.load(Ordering::Relaxed) == INTERRUPTIBLE {
         // SAFETY: the caller's promise.
         return unsafe { smc_sleep_call(number, arguments.as_ptr()) };
     }

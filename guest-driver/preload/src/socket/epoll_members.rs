@@ -396,8 +396,8 @@ impl EpollMembers {
     }
 
     fn find_candidates(&mut self, watch: &Watch) {
-        if watch.has_news() {
-            for number in watch.take_news() {
+        if watch.has_changes() {
+            for number in watch.take_changes() {
                 if let Some(watched) = self.member(number).and_then(|m| m.watched.as_ref()) {
                     watched.begin();
                 }
@@ -433,7 +433,7 @@ impl EpollMembers {
             numbers.iter().any(changed)
         };
         !self.candidates.is_empty()
-            || watch.has_news()
+            || watch.has_changes()
             || any(&self.scanned)
             || any(&self.undecided)
     }

@@ -253,10 +253,10 @@ impl RuntimeWatch {
 
     /// Finds the tasks of changed connections.
     fn look(&self, woken: &mut Vec<Waker>) {
-        let has_news = self.watch.has_news();
+        let has_changes = self.watch.has_changes();
         let members = lock(&self.members);
-        if has_news {
-            for number in self.watch.take_news() {
+        if has_changes {
+            for number in self.watch.take_changes() {
                 let Some(member) = members.get(number) else { continue };
                 member.watched.begin();
                 member.look(woken);

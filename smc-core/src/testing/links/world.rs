@@ -17,7 +17,7 @@ use crate::time::Tick;
 const MOST_SESSIONS: usize = 2;
 /// Time limit for the end of everything once the faults have stopped, microseconds: dead peers are
 /// noticed after half a minute, connections give up after one.
-const CALM: u64 = 400_000_000;
+const QUIET: u64 = 400_000_000;
 
 #[derive(Debug)]
 pub(super) struct Session {
@@ -162,7 +162,7 @@ impl Simulation {
             self.step()?;
         }
         self.calm_down()?;
-        let end = self.now + CALM;
+        let end = self.now + QUIET;
         while self.now < end && !self.is_quiet() {
             self.step()?;
         }
