@@ -275,22 +275,10 @@ fn run(fabric: Fabric) {
     });
 }
 
-#[test]
-fn random_connections_over_window_keep_to_the_model() {
-    run(Fabric::Window);
-}
-
-#[test]
-fn random_connections_over_moves_keep_to_the_model() {
-    run(Fabric::Move);
-}
-
-#[test]
-fn random_connections_over_loopback_keep_to_the_model() {
-    run(Fabric::Loopback);
-}
-
-#[test]
-fn random_connections_over_tcp_keep_to_the_model() {
-    run(Fabric::Fallback);
+smc_test_support::tests_of! {
+    run:
+    fn random_connections_over_window_keep_to_the_model(Fabric::Window);
+    fn random_connections_over_moves_keep_to_the_model(Fabric::Move);
+    fn random_connections_over_loopback_keep_to_the_model(Fabric::Loopback);
+    fn random_connections_over_tcp_keep_to_the_model(Fabric::Fallback);
 }

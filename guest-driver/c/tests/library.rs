@@ -175,49 +175,17 @@ fn check(case: &str) {
     }
 }
 
-#[test]
-fn null_is_refused_by_every_call() {
-    check("null");
-}
-
-#[test]
-fn wrong_arguments_and_a_client_that_lies_have_errors_of_their_own() {
-    check("wrong");
-}
-
-#[test]
-fn a_device_that_is_in_use_is_busy() {
-    check("busy");
-}
-
-#[test]
-fn bytes_come_whole_in_pieces_urgent_or_peeked() {
-    check("bytes");
-}
-
-#[test]
-fn non_blocking_sockets_are_ready_when_their_descriptor_says_so() {
-    check("nonblocking");
-}
-
-#[test]
-fn waits_end_by_time_signal_and_shutdown() {
-    check("waits");
-}
-
-#[test]
-fn a_forked_child_cannot_use_what_its_parent_has_open() {
-    check("forks");
-}
-
-#[test]
-fn sockets_and_stacks_whose_descriptors_the_program_has_closed_can_be_closed() {
-    check("closed");
-}
-
-#[test]
-fn sockets_outlive_their_stack_and_a_closed_peer_raises_no_signal() {
-    check("closes");
+smc_test_support::tests_of! {
+    check:
+    fn null_is_refused_by_every_call("null");
+    fn wrong_arguments_and_a_client_that_lies_have_errors_of_their_own("wrong");
+    fn a_device_that_is_in_use_is_busy("busy");
+    fn bytes_come_whole_in_pieces_urgent_or_peeked("bytes");
+    fn non_blocking_sockets_are_ready_when_their_descriptor_says_so("nonblocking");
+    fn waits_end_by_time_signal_and_shutdown("waits");
+    fn a_forked_child_cannot_use_what_its_parent_has_open("forks");
+    fn sockets_and_stacks_whose_descriptors_the_program_has_closed_can_be_closed("closed");
+    fn sockets_outlive_their_stack_and_a_closed_peer_raises_no_signal("closes");
 }
 
 #[test]

@@ -145,19 +145,11 @@ fn run_with(sanitizer: &str) {
     }
 }
 
-#[test]
-fn a_program_with_the_address_sanitizer_runs_on_smc() {
-    run_with("-fsanitize=address");
-}
-
-#[test]
-fn a_program_with_the_thread_sanitizer_runs_on_smc() {
-    run_with("-fsanitize=thread");
-}
-
-#[test]
-fn a_program_with_the_sanitizer_of_undefined_behaviour_runs_on_smc() {
-    run_with("-fsanitize=undefined");
+smc_test_support::tests_of! {
+    run_with:
+    fn a_program_with_the_address_sanitizer_runs_on_smc("-fsanitize=address");
+    fn a_program_with_the_thread_sanitizer_runs_on_smc("-fsanitize=thread");
+    fn a_program_with_the_sanitizer_of_undefined_behaviour_runs_on_smc("-fsanitize=undefined");
 }
 
 /// Runs both ends of a program with the arguments `MODE PORT SIZE`.

@@ -40,17 +40,8 @@ fn run(mode: &str, connections: usize, expected: &str) {
     }
 }
 
-/// A test for each mode of the program: the mode, the number of connections, and the output.
-macro_rules! modes {
-    ($(fn $name:ident($($argument:expr),*);)*) => {
-        $(#[test]
-        fn $name() {
-            run($($argument),*);
-        })*
-    };
-}
-
-modes! {
+smc_test_support::tests_of! {
+    run:
     fn a_handler_sends_while_the_program_sends_and_receives("sends", 1, "all bytes\n");
     fn a_handler_polls_while_the_program_polls("polls", 1, "all bytes\n");
     fn a_handler_looks_at_bytes_and_options_and_closes_a_copy("peeks", 1, "all bytes\n");

@@ -42,17 +42,8 @@ fn same_as_tcp(modes: [&str; 2], on_smc: bool) {
     assert_eq!(ends > 0, on_smc);
 }
 
-/// A test for each pair of modes, and whether SMC carries the connection.
-macro_rules! modes {
-    ($(fn $name:ident($($argument:expr),*);)*) => {
-        $(#[test]
-        fn $name() {
-            same_as_tcp($($argument),*);
-        })*
-    };
-}
-
-modes! {
+smc_test_support::tests_of! {
+    same_as_tcp:
     fn each_arrival_is_an_edge_of_a_set_in_a_set(["server", "edges"], true);
     fn the_program_chooses_the_signal_of_asynchronous_io(["server", "setsig"], true);
     fn addresses_that_lead_nowhere_are_refused(["server", "addresses"], true);

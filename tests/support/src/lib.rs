@@ -273,6 +273,18 @@ fn remove_those_without_process(place: &Path) {
     }
 }
 
+/// A test for each row: its name, and the arguments of the function in front.
+#[macro_export]
+macro_rules! tests_of {
+    ($run:ident: $($(#[$meta:meta])* fn $name:ident($($argument:expr),* $(,)?);)*) => {
+        $($(#[$meta])*
+        #[test]
+        fn $name() {
+            $run($($argument),*);
+        })*
+    };
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

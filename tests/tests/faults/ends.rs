@@ -194,29 +194,13 @@ fn cut_all(cut: Cut) {
     });
 }
 
-#[test]
-fn a_killed_daemon_is_a_reset_for_a_reader_whose_writer_gives_up() {
-    cut_all(Cut::KillDaemon);
-}
-
-#[test]
-fn a_daemon_that_stops_is_a_reset_for_a_reader_whose_writer_gives_up() {
-    cut_all(Cut::StopDaemon);
-}
-
-#[test]
-fn a_writer_without_its_device_is_a_reset_for_its_reader() {
-    cut_all(Cut::RemoveWriter);
-}
-
-#[test]
-fn a_reader_without_its_device_is_told_of_a_reset() {
-    cut_all(Cut::RemoveReader);
-}
-
-#[test]
-fn a_killed_writer_is_an_end_of_data_for_its_reader() {
-    cut_all(Cut::KillWriter);
+smc_test_support::tests_of! {
+    cut_all:
+    fn a_killed_daemon_is_a_reset_for_a_reader_whose_writer_gives_up(Cut::KillDaemon);
+    fn a_daemon_that_stops_is_a_reset_for_a_reader_whose_writer_gives_up(Cut::StopDaemon);
+    fn a_writer_without_its_device_is_a_reset_for_its_reader(Cut::RemoveWriter);
+    fn a_reader_without_its_device_is_told_of_a_reset(Cut::RemoveReader);
+    fn a_killed_writer_is_an_end_of_data_for_its_reader(Cut::KillWriter);
 }
 
 // As on TCP: the kernel delivers every byte written by a process, even after the process's death.

@@ -219,19 +219,11 @@ fn lose_under_streams_often(loss: Loss) {
     }
 }
 
-#[test]
-fn no_byte_is_lost_when_the_daemon_is_killed_under_streams() {
-    lose_under_streams_often(Loss::Killed);
-}
-
-#[test]
-fn no_byte_is_lost_when_the_daemon_stops_under_streams() {
-    lose_under_streams_often(Loss::Stopped);
-}
-
-#[test]
-fn no_byte_is_lost_when_the_daemon_has_all_leave_under_streams() {
-    lose_under_streams_often(Loss::Left);
+smc_test_support::tests_of! {
+    lose_under_streams_often:
+    fn no_byte_is_lost_when_the_daemon_is_killed_under_streams(Loss::Killed);
+    fn no_byte_is_lost_when_the_daemon_stops_under_streams(Loss::Stopped);
+    fn no_byte_is_lost_when_the_daemon_has_all_leave_under_streams(Loss::Left);
 }
 
 #[test]

@@ -29,26 +29,14 @@ fn suite(agent: &Guest, parts: &[&str]) -> Run {
         .within(Duration::from_secs(480))
 }
 
-#[test]
-fn over_the_window() {
-    passes(&["far::window"]);
-}
-
-#[test]
-fn over_moves() {
-    passes(&["far::moves"]);
-}
-
-/// Bytes and ends: the rest is as between processes.
-#[test]
-fn over_tcp_after_a_decline() {
-    passes(&["close::far::fallback", "data::far::fallback"]);
-}
-
-/// Bytes and ends: all of the suite has the roles like this over moves.
-#[test]
-fn over_the_window_with_the_server_here() {
-    passes(&["close::far::turned::window", "data::far::turned::window"]);
+smc_test_support::tests_of! {
+    passes:
+    fn over_the_window(&["far::window"]);
+    fn over_moves(&["far::moves"]);
+    /// Bytes and ends: the rest is as between processes.
+    fn over_tcp_after_a_decline(&["close::far::fallback", "data::far::fallback"]);
+    /// Bytes and ends: all of the suite has the roles like this over moves.
+    fn over_the_window_with_the_server_here(&["close::far::turned::window", "data::far::turned::window"]);
 }
 
 /// Runs a part of the suite over SMC-R between guests with so many RNICs, on the network of `ip6` or
@@ -75,34 +63,18 @@ fn passes_over_rdma(part: &str, rnics: u32, ip6: bool) {
 /// How long the whole suite may take between machines.
 const LONG: Duration = Duration::from_secs(900);
 
-// Shows: CLC-44.
-#[test]
-fn over_rdma_by_ipv4() {
-    passes_over_rdma("::far::rdma::", 1, false);
-}
-
-#[test]
-#[ignore = "long: the suite over soft-RoCE under emulation"]
-fn over_rdma_by_ipv6() {
-    passes_over_rdma("::far::rdma::", 1, true);
-}
-
-#[test]
-#[ignore = "long: the suite over soft-RoCE under emulation"]
-fn over_rdma_with_two_rnics_and_the_server_here() {
-    passes_over_rdma("::far::turned::rdma::", 2, false);
-}
-
-#[test]
-#[ignore = "long: the suite over soft-RoCE under emulation"]
-fn over_rdma_version_1_by_ipv4() {
-    passes_over_rdma("::far::rdma_v1::", 1, false);
-}
-
-#[test]
-#[ignore = "long: the suite over soft-RoCE under emulation"]
-fn over_rdma_version_1_by_ipv6_with_two_rnics() {
-    passes_over_rdma("::far::rdma_v1::", 2, true);
+smc_test_support::tests_of! {
+    passes_over_rdma:
+    // Shows: CLC-44.
+    fn over_rdma_by_ipv4("::far::rdma::", 1, false);
+    #[ignore = "long: the suite over soft-RoCE under emulation"]
+    fn over_rdma_by_ipv6("::far::rdma::", 1, true);
+    #[ignore = "long: the suite over soft-RoCE under emulation"]
+    fn over_rdma_with_two_rnics_and_the_server_here("::far::turned::rdma::", 2, false);
+    #[ignore = "long: the suite over soft-RoCE under emulation"]
+    fn over_rdma_version_1_by_ipv4("::far::rdma_v1::", 1, false);
+    #[ignore = "long: the suite over soft-RoCE under emulation"]
+    fn over_rdma_version_1_by_ipv6_with_two_rnics("::far::rdma_v1::", 2, true);
 }
 
 /// Plays the level llc of `smc conform` over soft-RoCE. Returns the number of passed cases; panics on

@@ -215,22 +215,14 @@ fn restore(a: &Guest, b: &Guest, nic: u32, loss: Loss) {
     smc_tests::eventually("the network is back", || b.run(ping.as_str()).code() == 0);
 }
 
-// Shows: LG-30.
-#[test]
-fn rust_to_rust_when_an_interface_goes_down() {
-    survives(RUST, RUST, Loss::Interface);
-}
-
-// Shows: LG-30.
-#[test]
-fn rust_to_rust_when_the_servers_interface_goes_down() {
-    survives(RUST, RUST, Loss::ServersInterface);
-}
-
-// Shows: LG-26, SOCK-13.
-#[test]
-fn rust_to_rust_when_a_cable_is_pulled() {
-    survives(RUST, RUST, Loss::Cable);
+smc_test_support::tests_of! {
+    survives:
+    // Shows: LG-30.
+    fn rust_to_rust_when_an_interface_goes_down(RUST, RUST, Loss::Interface);
+    // Shows: LG-30.
+    fn rust_to_rust_when_the_servers_interface_goes_down(RUST, RUST, Loss::ServersInterface);
+    // Shows: LG-26, SOCK-13.
+    fn rust_to_rust_when_a_cable_is_pulled(RUST, RUST, Loss::Cable);
 }
 
 // Shows: LG-30.
@@ -239,22 +231,14 @@ fn rust_to_rust_when_an_adapter_is_taken_away() {
     lives_on(RUST, RUST, Loss::Adapter, false);
 }
 
-// Shows: LG-35.
-#[test]
-fn rust_to_rust_in_version_1() {
-    survives("rust:v1,test=1000", "rust:v1,test=1000", Loss::Interface);
-}
-
-// Shows: LG-30.
-#[test]
-fn linux_to_rust_when_an_interface_goes_down() {
-    survives(RUST, "linux", Loss::Interface);
-}
-
-// Shows: LG-30.
-#[test]
-fn linux_to_rust_when_the_servers_interface_goes_down() {
-    survives(RUST, "linux", Loss::ServersInterface);
+smc_test_support::tests_of! {
+    survives:
+    // Shows: LG-35.
+    fn rust_to_rust_in_version_1("rust:v1,test=1000", "rust:v1,test=1000", Loss::Interface);
+    // Shows: LG-30.
+    fn linux_to_rust_when_an_interface_goes_down(RUST, "linux", Loss::Interface);
+    // Shows: LG-30.
+    fn linux_to_rust_when_the_servers_interface_goes_down(RUST, "linux", Loss::ServersInterface);
 }
 
 // Asked by a client to delete a link, a server of AF_SMC first waits for its own messages on the link, and
