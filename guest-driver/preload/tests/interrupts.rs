@@ -53,7 +53,7 @@ smc_test_support::tests_of! {
     fn threads_end_in_epoll_wait_and_in_handlers("ends", 1, "ended\n");
     fn handlers_are_told_what_the_kernel_tells_and_calls_begin_again("handlers", 1, "told\n");
     fn a_handler_that_does_not_block_its_signal_sends("nests", 1, "nested\n");
-    fn signals_that_wait_in_a_queue_come_in_order("queues", 1, "queued\n");
+    fn signals_that_wait_in_a_queue_come_once_each("queues", 1, "queued\n");
     fn a_connect_that_a_signal_ends_goes_on_in_the_kernel("begins", 100, "100 connections\n");
 }
 

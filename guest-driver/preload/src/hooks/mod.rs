@@ -19,7 +19,6 @@ mod libc_symbols;
 mod linux_aio;
 mod locked_memory;
 mod namespaces;
-mod queued_signals;
 mod readiness;
 mod rebinding;
 mod rights;

@@ -13,7 +13,6 @@ use libc::{sigaction as Action, siginfo_t, sigset_t};
 use crate::boundary::{Handlers, lent};
 use crate::config;
 use crate::hooks::libc_symbols::call_libc;
-use crate::hooks::queued_signals;
 use crate::sys::raw;
 use crate::sys::user_memory::libc_result;
 
@@ -94,7 +93,7 @@ unsafe extern "C-unwind" fn on_signal(signal: c_int, info: *mut siginfo_t, conte
     if !is_function(handler) {
         return;
     }
-    if ONCE.load(Ordering::Relaxed) == 0 && !interrupt::is_inside() && !queued_signals::any() {
+    if ONCE.load(Ordering::Relaxed) == 0 && !interrupt::is_inside() {
         // SAFETY: the program's handler, called as by the kernel.
         return unsafe { call(handler, signal, info, context) };
     }
@@ -115,10 +114,6 @@ unsafe fn rarely(signal: c_int, info: *mut siginfo_t, context: *mut c_void, hand
         }
         let has_info = flags & libc::SA_SIGINFO != 0;
         raw::signal_this_thread(signal, has_info.then_some(info as usize));
-        if has_info {
-            // SAFETY: the kernel's information.
-            unsafe { queued_signals::keep(signal, info) };
-        }
         // SAFETY: the context of this handler.
         return unsafe { interrupt::defer(Some(signal), context.cast()) };
     }
@@ -128,10 +123,6 @@ unsafe fn rarely(signal: c_int, info: *mut siginfo_t, context: *mut c_void, hand
             let none: Action = std::mem::zeroed();
             native(signal, &none, std::ptr::null_mut());
         }
-    }
-    if queued_signals::any() {
-        // SAFETY: the kernel's information.
-        unsafe { queued_signals::put_in_order(signal, info) };
     }
     // SAFETY: the program's handler.
     let call = || unsafe { call(handler, signal, info, context) };

@@ -294,14 +294,6 @@ pub(crate) fn block_signal(signal: c_int) {
     let _ = unsafe { call(libc::SYS_rt_sigprocmask, args) };
 }
 
-/// Whether a blocked signal is pending for the calling thread.
-pub(crate) fn is_pending(signal: c_int) -> bool {
-    let mut set = 0u64;
-    // SAFETY: the set is valid until the call returns.
-    let _ = unsafe { call(libc::SYS_rt_sigpending, [(&raw mut set) as usize, 8, 0, 0, 0, 0]) };
-    set & 1 << (signal - 1) != 0
-}
-
 /// Whether another thread of this process has sent a signal.
 ///
 /// # Safety
