@@ -16,20 +16,8 @@ use virtio_ism_abi::Gid;
 use super::decline::{device_decline_reason, send_decline};
 use super::smcr::Connecting;
 use super::tcp::{fill, send};
-use super::{Broken, ByRdma, EstablishedConn, Outcome};
-use crate::smcd::{Fabrics, SmcdConn};
-
-/// The client's resources for each step of a handshake.
-pub(crate) struct ClientParams<'a> {
-    /// The configuration of the client's Proposals.
-    pub(crate) config: &'a Arc<Config>,
-    /// The fabrics of its virtio-ism devices.
-    pub(crate) fabrics: &'a Fabrics,
-    /// The client's RNICs, if there are any.
-    pub(crate) rdma: Option<ByRdma<'a>>,
-    /// Bytes of the own DMB or RMB element.
-    pub(crate) buffer: u32,
-}
+use super::{Broken, ByRdma, EstablishedConn, Outcome, Params};
+use crate::smcd::SmcdConn;
 
 /// A handshake under way.
 pub(crate) struct ClientHandshake {
@@ -93,7 +81,7 @@ impl ClientHandshake {
     pub(crate) fn advance(
         &mut self,
         tcp: &TcpStream,
-        params: &ClientParams<'_>,
+        params: &Params<'_>,
     ) -> Result<Option<Outcome>, Broken> {
         loop {
             match std::mem::replace(&mut self.stage, Stage::Over) {
@@ -167,7 +155,7 @@ impl ClientHandshake {
     pub(crate) fn expire(
         &mut self,
         tcp: &TcpStream,
-        params: &ClientParams<'_>,
+        params: &Params<'_>,
     ) -> Result<Option<Outcome>, Broken> {
         if let Stage::Rdma(_) = &self.stage {
             let outcome = self.advance(tcp, params)?;
@@ -229,7 +217,7 @@ pub(super) fn known_link(rdma: Option<ByRdma<'_>>, peer: &PeerLink) -> KnownLink
 
 /// Accepts an offer of SMC-R. Both ends may have to exchange LLC messages for this. On failure, returns
 /// the Decline to send.
-fn connect(params: &ClientParams<'_>, accepted: AcceptedR) -> Result<Connecting, SendDecline> {
+fn connect(params: &Params<'_>, accepted: AcceptedR) -> Result<Connecting, SendDecline> {
     let Some(rdma) = params.rdma else { return Err(accepted.decline(DeclineReason::NoRnic)) };
     Connecting::new(rdma.host, params.config, accepted, params.buffer)
 }
@@ -237,11 +225,7 @@ fn connect(params: &ClientParams<'_>, accepted: AcceptedR) -> Result<Connecting,
 /// Takes an own buffer, attaches the server's and sends Confirm. If one of them fails, sends a Decline,
 /// at the last moment allowed to a client (CLC-52). Behind Confirm data may flow at once (CLC-41,
 /// CLC-42).
-fn confirm(
-    tcp: &TcpStream,
-    params: &ClientParams<'_>,
-    accepted: Accepted,
-) -> Result<Outcome, Broken> {
+fn confirm(tcp: &TcpStream, params: &Params<'_>, accepted: Accepted) -> Result<Outcome, Broken> {
     let (conn, confirm) = match prepare(params, accepted) {
         Ok(prepared) => prepared,
         Err(decline) => return send_decline(tcp, decline),
@@ -258,7 +242,7 @@ fn confirm(
 /// Takes an own buffer and attaches the server's. Returns the connection and the Confirm, to be sent
 /// before the first use of the connection; or a Decline.
 pub(super) fn prepare(
-    params: &ClientParams<'_>,
+    params: &Params<'_>,
     accepted: Accepted,
 ) -> Result<(Box<SmcdConn>, Vec<u8>), SendDecline> {
     let Some(fabric) = params.fabrics.of(accepted.devices()) else {

@@ -13,18 +13,22 @@ mod tcp;
 pub use first_bytes::{ClcPrefix, FirstBytes};
 pub(crate) use tcp::{acknowledge_lazily, connect};
 
+use std::sync::Arc;
+use std::time::Duration;
+
+use smc_core::handshake::Config;
 use thiserror::Error;
 
 use crate::info::Fallback;
 use crate::reactor::PeerObserver;
-use crate::smcd::SmcdConn;
+use crate::smcd::{Fabrics, SmcdConn};
 use crate::smcr::{RdmaHost, SmcrConn};
 
 /// The resources of a handshake for SMC-R.
 #[derive(Clone, Copy)]
 pub(crate) struct ByRdma<'a> {
     /// The RNICs of the stack.
-    pub(crate) host: &'a std::sync::Arc<RdmaHost>,
+    pub(crate) host: &'a Arc<RdmaHost>,
     /// The reactor of the RNICs, to be informed of new peers by the handshake.
     pub(crate) observer: &'a dyn PeerObserver,
 }
@@ -37,8 +41,22 @@ impl ByRdma<'_> {
     }
 }
 
+/// The resources of this end for each step of a handshake.
+pub struct Params<'a> {
+    /// The configuration for Proposals, or for accepting them.
+    pub(crate) config: &'a Arc<Config>,
+    /// The fabrics of the virtio-ism devices.
+    pub(crate) fabrics: &'a Fabrics,
+    /// The RNICs, if there are any.
+    pub(crate) rdma: Option<ByRdma<'a>>,
+    /// Bytes of the own DMB or RMB element.
+    pub(crate) buffer: u32,
+    /// The longest wait of a server for a message after the first bytes.
+    pub(crate) message_timeout: Duration,
+}
+
 /// The result of a handshake.
-pub(crate) enum Outcome {
+pub enum Outcome {
     /// SMC carries the connection.
     Smc(EstablishedConn),
     /// TCP carries the connection.
@@ -46,7 +64,7 @@ pub(crate) enum Outcome {
 }
 
 /// An established SMC connection.
-pub(crate) enum EstablishedConn {
+pub enum EstablishedConn {
     /// An SMC-D connection.
     D(Box<SmcdConn>),
     /// An SMC-R connection.
@@ -55,7 +73,7 @@ pub(crate) enum EstablishedConn {
 
 /// A handshake that broke the connection.
 #[derive(Debug, Error)]
-pub(crate) enum Broken {
+pub enum Broken {
     /// The peer, or the network, broke the handshake.
     #[error(transparent)]
     Handshake(#[from] smc_core::handshake::HandshakeError),

@@ -13,11 +13,11 @@ use smc_core::handshake::{
 };
 use smc_core::time::Tick;
 
-use super::EstablishedConn;
-use super::client::{self, ClientParams};
+use super::client;
 use super::link::{LinkHandshake, LinkStep, RingRdma};
-use super::server::{self, AcceptOutcome, AcceptStep, Accepted, ServerParams};
+use super::server::{self, AcceptOutcome, AcceptStep, Accepted};
 use super::smcr::Connecting;
+use super::{EstablishedConn, Params};
 use crate::smcd::Fabrics;
 
 /// The time for which a server keeps the link for a Confirm, after its Accept with an RNIC.
@@ -94,17 +94,11 @@ impl RingParams {
         self.rdma.as_ref().map(|rdma| rdma.route.clone()).unwrap_or_default()
     }
 
-    fn client(&self) -> ClientParams<'_> {
-        let Self { config, fabrics, rdma, buffer } = self;
-        let rdma = rdma.as_ref().map(RingRdma::by_rdma);
-        ClientParams { config, fabrics, rdma, buffer: *buffer }
-    }
-
-    fn server(&self) -> ServerParams<'_> {
+    fn params(&self) -> Params<'_> {
         let Self { config, fabrics, rdma, buffer } = self;
         let rdma = rdma.as_ref().map(RingRdma::by_rdma);
         let message_timeout = CONFIRM_TIMEOUT;
-        ServerParams { config, fabrics, rdma, buffer: *buffer, message_timeout }
+        Params { config, fabrics, rdma, buffer: *buffer, message_timeout }
     }
 
     /// Client: the Proposal to send.
@@ -127,7 +121,7 @@ impl RingParams {
                 return RingStep::No(NoRing::Violated);
             }
         };
-        match (server::take(&self.server(), selection), &self.rdma) {
+        match (server::take(&self.params(), selection), &self.rdma) {
             (Ok(AcceptStep::D(accepted, message)), _) => {
                 RingStep::Message(Stage::Accepted(Box::new(Offer(*accepted))), message)
             }
@@ -148,7 +142,7 @@ impl RingParams {
         let rdma = self.rdma.as_ref();
         let known_link = |peer: &_| client::known_link(rdma.map(RingRdma::by_rdma), peer);
         match awaiting.handle_with(accept, known, known_link) {
-            ClientStep::Offered(accepted) => match client::prepare(&self.client(), accepted) {
+            ClientStep::Offered(accepted) => match client::prepare(&self.params(), accepted) {
                 Ok((conn, message)) => {
                     conn.note_terms();
                     RingStep::Ring(EstablishedConn::D(conn), message)

@@ -7,9 +7,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use smc_core::handshake::{
-    AwaitConfirm, AwaitProposal, Awaited, Candidate, Choice, ClcReader, Config, ConfirmStep,
-    DeclineReason, FallbackReason, HandshakeError, PeerDecline, PeerRnic, Route, Selection,
-    SendDecline, ServerStep,
+    AwaitConfirm, AwaitProposal, Awaited, Candidate, Choice, ClcReader, ConfirmStep, DeclineReason,
+    FallbackReason, HandshakeError, PeerDecline, PeerRnic, Route, Selection, SendDecline,
+    ServerStep,
 };
 use smc_core::time::Tick;
 use virtio_ism_abi::Gid;
@@ -18,22 +18,8 @@ use super::decline::{device_decline_reason, send_decline};
 use super::first_bytes::FirstBytes;
 use super::smcr::{Accepting, Refused};
 use super::tcp::{fill, send};
-use super::{Broken, ByRdma, EstablishedConn, Outcome};
-use crate::smcd::{AttachSlot, Fabric, Fabrics, OwnBuffer, Peer, SmcdConn};
-
-/// The server's resources for each step of a handshake.
-pub(crate) struct ServerParams<'a> {
-    /// The configuration for accepting Proposals.
-    pub(crate) config: &'a Arc<Config>,
-    /// The fabrics of its virtio-ism devices.
-    pub(crate) fabrics: &'a Fabrics,
-    /// The server's RNICs, if there are any.
-    pub(crate) rdma: Option<ByRdma<'a>>,
-    /// Bytes of the own DMB or RMB element.
-    pub(crate) buffer: u32,
-    /// The longest wait of the server for a message after the first bytes.
-    pub(crate) message_timeout: Duration,
-}
+use super::{Broken, EstablishedConn, Outcome, Params};
+use crate::smcd::{AttachSlot, Fabric, OwnBuffer, Peer, SmcdConn};
 
 /// The longest wait of the server for the rest of a Proposal already begun. A Proposal fits into one
 /// segment, so only a lost packet comes between.
@@ -123,7 +109,7 @@ impl ServerHandshake {
     pub(crate) fn advance(
         &mut self,
         tcp: &TcpStream,
-        params: &ServerParams<'_>,
+        params: &Params<'_>,
         drain: bool,
     ) -> Result<Option<Outcome>, Broken> {
         loop {
@@ -222,7 +208,7 @@ impl ServerHandshake {
     pub(crate) fn expire(
         &mut self,
         tcp: &TcpStream,
-        params: &ServerParams<'_>,
+        params: &Params<'_>,
     ) -> Result<Option<Outcome>, Broken> {
         let awaited = match &self.stage {
             Stage::FirstBytes(_) => return Ok(Some(peer_not_smc())),
@@ -249,7 +235,7 @@ fn peer_not_smc() -> Outcome {
 /// RNIC. Returns the Accept to send, if the next stage does not send it; without a working choice, the
 /// Decline to send.
 fn accept(
-    params: &ServerParams<'_>,
+    params: &Params<'_>,
     mut selection: Selection,
 ) -> Result<(Stage, Option<Vec<u8>>), SendDecline> {
     let mut reason = DeclineReason::NoIsmDevice;
@@ -292,10 +278,7 @@ pub(super) enum AcceptStep {
 }
 
 /// Accepts as [`accept`] does.
-pub(super) fn take(
-    params: &ServerParams<'_>,
-    selection: Selection,
-) -> Result<AcceptStep, SendDecline> {
+pub(super) fn take(params: &Params<'_>, selection: Selection) -> Result<AcceptStep, SendDecline> {
     match accept(params, selection)? {
         (Stage::Confirm(accepted), Some(message)) => Ok(AcceptStep::D(accepted, message)),
         (Stage::Rdma(accepting), None) => Ok(AcceptStep::R(accepting)),
@@ -305,7 +288,7 @@ pub(super) fn take(
 }
 
 fn offer_r(
-    params: &ServerParams<'_>,
+    params: &Params<'_>,
     selection: Selection,
     peer: PeerRnic,
 ) -> Result<Accepting, Refused> {
@@ -323,7 +306,7 @@ struct Offered {
     slot: AttachSlot,
 }
 
-fn offer(params: &ServerParams<'_>, candidate: Candidate) -> Result<Offered, DeclineReason> {
+fn offer(params: &Params<'_>, candidate: Candidate) -> Result<Offered, DeclineReason> {
     let fabric = params.fabrics.of(candidate).ok_or(DeclineReason::NoIsmDevice)?;
     let gid = Gid(candidate.peer.0);
     // A known peer was reachable, and the device reports when a peer leaves.

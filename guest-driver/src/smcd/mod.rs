@@ -17,7 +17,7 @@ pub(crate) use peer::{OwnBuffer, Peer, PeerBuffer};
 pub(crate) use source::{DeviceUser, SmcdSource, tags};
 
 /// The parts of an established SMC-D connection.
-pub(crate) struct SmcdConn {
+pub struct SmcdConn {
     pub(crate) fabric: Arc<Fabric>,
     pub(crate) peer: Arc<Peer>,
     pub(crate) own: OwnBuffer,

@@ -22,7 +22,7 @@ use crate::info::SmcrInfo;
 ///
 /// The drop returns the own RMB to its pool if [`SmcrConn::allow_reuse`] was called, and else removes
 /// the RMB from the link group.
-pub(crate) struct SmcrConn {
+pub struct SmcrConn {
     groups: Arc<LinkGroups>,
     group: Arc<Group>,
     endpoint: Arc<Endpoint>,

@@ -4,6 +4,7 @@
 mod config;
 mod connect;
 mod discover;
+pub(crate) mod handshake;
 pub(crate) mod incoming;
 pub(crate) mod inherit;
 mod listener;

@@ -144,7 +144,7 @@ struct Rdma {
 }
 
 /// The devices and the configuration of a handshake.
-pub(crate) struct Current {
+pub struct Current {
     pub(crate) fabrics: Fabrics,
     pub(crate) config: Arc<handshake::Config>,
     pub(super) rdma: Option<(Arc<RdmaHost>, Arc<Reactor<Conn>>)>,
