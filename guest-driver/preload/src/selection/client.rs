@@ -4,22 +4,23 @@
 use std::ffi::c_int;
 use std::io;
 use std::net::TcpStream;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use guest_driver::interpose::{Outgoing, SignalMask};
+use guest_driver::interpose::{ClientSide, Outgoing, SignalMask};
 use guest_driver::{Fallback, SmcStream};
 use ism_sys::interrupt;
-use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::event::PollFlags;
 
 use crate::selection::outcome::{complete, complete_with_tcp, duplicate};
+use crate::selection::pending::{self, Connecting, Next, PendingSide, Step};
 use crate::selection::waiting::{self, PendingHandshake, WaitingPlace, Watcher};
 use crate::selection::{Wait, listening_ports, option, reconnect, server_memory, session};
 use crate::socket::states::SocketStage;
 use crate::socket::stream::StreamSocket;
 use crate::socket::table::DescriptorRef;
 use crate::sys::raw::{self, Errno};
-use crate::sys::{borrowed, lent_stream, timespec};
+use crate::sys::{borrowed, lent_stream};
 use crate::{status, tcp_notes};
 
 /// How long `connect` on a blocking socket waits for the handshake. Then the call returns with the
@@ -46,19 +47,16 @@ pub(super) fn start(
     let is_connected = answered || is_connected(&tcp);
     // The first handshake of a process opens the device, a long operation.
     let pending: Box<dyn PendingHandshake> = if is_connected && session::opened().is_some() {
-        match propose(descriptor, fd, tcp) {
-            Some(Proposed::Waits(outgoing)) if wait == Wait::Block => {
-                return wait_here(descriptor, fd, outgoing, mask, &place);
+        let step = if wait == Wait::Block { Outgoing::advance_soon } else { Outgoing::advance };
+        match propose(descriptor, fd, tcp, step) {
+            proposed @ Some(_) if wait == Wait::Block => {
+                return wait_here(descriptor, fd, proposed, mask, &place);
             }
-            Some(Proposed::Again(pending)) if wait == Wait::Block => {
-                let end = Instant::now() + CONNECT;
-                return wait_again(descriptor, fd, pending, (end, mask), &place);
-            }
-            Some(proposed) => proposed.pending(),
+            Some(proposed) => proposed,
             None => return false,
         }
     } else {
-        Box::new(AwaitConnected(tcp))
+        Box::new(Connecting { tcp, then: connected })
     };
     let watcher = match wait {
         Wait::Block | Wait::Until(_) => Watcher::Thread,
@@ -91,171 +89,80 @@ pub(super) fn decline_here(descriptor: &DescriptorRef, socket: &StreamSocket, fd
     complete_with_tcp(descriptor, fd, borrowed(fd));
 }
 
-/// Waits for the server's answer in the program's call.
+/// Waits for the server in the program's call. `true`: a signal interrupts the call.
 fn wait_here(
     descriptor: &DescriptorRef,
     fd: c_int,
-    mut outgoing: Outgoing,
+    pending: Next,
     mask: SignalMask,
     place: &WaitingPlace,
 ) -> bool {
-    let end_of_wait = Instant::now() + CONNECT;
+    let end = Instant::now() + CONNECT;
+    let left = || end.saturating_duration_since(Instant::now());
     let mut interrupted = false;
-    let mut result = advance(descriptor, &mut outgoing, Outgoing::advance_soon);
-    loop {
-        if let Some(result) = result.transpose() {
-            let again = end(descriptor, fd, &mut outgoing, result);
-            return again.map_or(interrupted, |pending| {
-                wait_again(descriptor, fd, pending, (end_of_wait, mask), place) || interrupted
-            });
-        }
-        let left = end_of_wait.saturating_duration_since(Instant::now());
-        let mut list = [libc::pollfd { fd: -1, events: libc::POLLIN, revents: 0 }; 2];
-        for (entry, fd) in list.iter_mut().zip(outgoing.fds().into_iter().flatten()) {
-            entry.fd = fd.as_raw_fd();
-        }
-        let waited = raw::ppoll(&mut list, Some(&timespec(left)), Some(mask));
-        interrupted |= waited == Err(Errno(libc::EINTR));
-        if interrupted || left.is_zero() {
-            break;
-        }
-        result = advance(descriptor, &mut outgoing, Outgoing::advance);
-    }
-    waiting::add(place, descriptor, fd, Box::new(AwaitAnswer(outgoing)), Watcher::Thread);
-    interrupted && raw::signals_interrupt()
-}
-
-/// Waits in the program's call while TCP connects again. `true`: a signal interrupts the call.
-fn wait_again(
-    descriptor: &DescriptorRef,
-    fd: c_int,
-    pending: Box<dyn PendingHandshake>,
-    (end, mask): (Instant, SignalMask),
-    place: &WaitingPlace,
-) -> bool {
-    let mut pending = Some(pending);
-    let mut interrupted = false;
-    while let Some(now) = pending {
-        let left = end.saturating_duration_since(Instant::now());
-        if left.is_zero() || interrupted {
-            waiting::add(place, descriptor, fd, now, Watcher::Thread);
-            break;
-        }
-        let [Some(tcp), _] = now.fds() else { break };
-        let mut list = [libc::pollfd { fd: tcp.as_raw_fd(), events: libc::POLLOUT, revents: 0 }];
-        let waited = raw::ppoll(&mut list, Some(&timespec(left)), Some(mask));
+    pending::wait_here((descriptor, fd), pending, place, mask, left, |waited| {
         interrupted = waited == Err(Errno(libc::EINTR));
-        pending = now.advance(descriptor, fd);
-    }
+        interrupted || left().is_zero()
+    });
     interrupted && raw::signals_interrupt()
 }
 
-/// A client whose TCP socket is connecting, or whose process has no device open yet.
-struct AwaitConnected(TcpStream);
-
-impl PendingHandshake for AwaitConnected {
-    fn fds(&self) -> [Option<BorrowedFd<'_>>; 2] {
-        [Some(self.0.as_fd()), None]
+/// TCP's handshake is over.
+fn connected(descriptor: &DescriptorRef, fd: c_int, tcp: TcpStream) -> Next {
+    if !is_connected(&tcp) {
+        if let Some(request) = descriptor.stream().and_then(|socket| socket.side.request()) {
+            option::after_failed_connect(request, &tcp);
+        }
+        // The kernel reports the error to the program.
+        complete_with_tcp(descriptor, fd, &tcp);
+        return None;
     }
-
-    fn awaits_room(&self) -> bool {
-        true
+    // Since TCP was connected, the program may have written by a system call outside the library. A
+    // Proposal behind such bytes would be data to the server.
+    if raw::has_data_segments(tcp.as_raw_fd()) {
+        status::client_stays_on_tcp(fd, &tcp, Fallback::Asked);
+        complete_with_tcp(descriptor, fd, &tcp);
+        return None;
     }
+    propose(descriptor, fd, tcp, Outgoing::advance)
+}
 
-    fn is_over(&self, descriptor: &DescriptorRef) -> bool {
-        descriptor.handles() == 0 && !descriptor.stream().is_some_and(StreamSocket::must_finish)
-    }
-
-    fn is_ready(&mut self, descriptor: &DescriptorRef) -> bool {
-        let found = poll(&self.0);
-        found.is_none_or(|found| !found.is_empty()) || self.is_over(descriptor)
-    }
-
+impl PendingSide for ClientSide {
+    /// Waits while a keeper holds the server's answer.
     fn advance(
-        self: Box<Self>,
+        descriptor: &DescriptorRef,
+        outgoing: &mut Outgoing,
+        step: Step<ClientSide>,
+    ) -> io::Result<Option<SmcStream>> {
+        let client = descriptor.stream().and_then(|socket| socket.side.client());
+        let Some(client) = client else { return step(outgoing) };
+        client.answer.take();
+        let result = step(outgoing);
+        if matches!(result, Ok(None)) && outgoing.only_waits() {
+            client.answer.is_awaited_from_now();
+        }
+        result
+    }
+
+    fn end(
         descriptor: &DescriptorRef,
         fd: c_int,
-    ) -> Option<Box<dyn PendingHandshake>> {
-        let tcp = self.0;
-        if !is_connected(&tcp) {
-            if let Some(request) = descriptor.stream().and_then(|socket| socket.side.request()) {
-                option::after_failed_connect(request, &tcp);
+        outgoing: &mut Outgoing,
+        result: io::Result<SmcStream>,
+    ) -> Next {
+        match (result, outgoing.take_unanswered()) {
+            (Err(why), Some(tcp)) => reconnect::instead(descriptor, fd, tcp, why),
+            (result, _) => {
+                complete(descriptor, fd, result);
+                None
             }
-            // The kernel reports the error to the program.
-            complete_with_tcp(descriptor, fd, &tcp);
-            return None;
-        }
-        // Since TCP was connected, the program may have written by a system call outside the
-        // library. A Proposal behind such bytes would be data to the server.
-        if raw::has_data_segments(tcp.as_raw_fd()) {
-            status::client_stays_on_tcp(fd, &tcp, Fallback::Asked);
-            complete_with_tcp(descriptor, fd, &tcp);
-            return None;
-        }
-        propose(descriptor, fd, tcp).map(Proposed::pending)
-    }
-}
-
-/// A client waiting for its server's next message.
-struct AwaitAnswer(Outgoing);
-
-impl PendingHandshake for AwaitAnswer {
-    fn fds(&self) -> [Option<BorrowedFd<'_>>; 2] {
-        self.0.fds()
-    }
-
-    fn is_over(&self, _: &DescriptorRef) -> bool {
-        self.0.deadline().is_none_or(|end| Instant::now() >= end)
-    }
-
-    fn advance(
-        mut self: Box<Self>,
-        descriptor: &DescriptorRef,
-        fd: c_int,
-    ) -> Option<Box<dyn PendingHandshake>> {
-        match advance(descriptor, &mut self.0, Outgoing::advance).transpose() {
-            Some(result) => end(descriptor, fd, &mut self.0, result),
-            None => Some(self),
         }
     }
 }
 
-/// A handshake to go on with after a Proposal.
-enum Proposed {
-    /// The handshake waits for the server.
-    Waits(Outgoing),
-    /// The server has refused the Proposal, and TCP connects again.
-    Again(Box<dyn PendingHandshake>),
-}
-
-impl Proposed {
-    fn pending(self) -> Box<dyn PendingHandshake> {
-        match self {
-            Proposed::Waits(outgoing) => Box::new(AwaitAnswer(outgoing)),
-            Proposed::Again(pending) => pending,
-        }
-    }
-}
-
-/// The handshake has ended. `Some`: TCP connects again.
-fn end(
-    descriptor: &DescriptorRef,
-    fd: c_int,
-    outgoing: &mut Outgoing,
-    result: io::Result<SmcStream>,
-) -> Option<Box<dyn PendingHandshake>> {
-    match (result, outgoing.take_unanswered()) {
-        (Err(why), Some(tcp)) => reconnect::instead(descriptor, fd, tcp, why),
-        (result, _) => {
-            complete(descriptor, fd, result);
-            None
-        }
-    }
-}
-
-/// Proposes SMC on a connected stream, unless TCP has to carry the connection. Returns the
-/// handshake if it still has to wait.
-fn propose(descriptor: &DescriptorRef, fd: c_int, tcp: TcpStream) -> Option<Proposed> {
+/// Proposes SMC on a connected stream by `step`, unless TCP has to carry the connection. Returns
+/// the handshake if it still has to wait.
+fn propose(descriptor: &DescriptorRef, fd: c_int, tcp: TcpStream, step: Step<ClientSide>) -> Next {
     let request = descriptor.stream().and_then(|socket| socket.side.request());
     let stay_on_tcp = || complete_with_tcp(descriptor, fd, &tcp);
     let awaited = match request {
@@ -290,27 +197,7 @@ fn propose(descriptor: &DescriptorRef, fd: c_int, tcp: TcpStream) -> Option<Prop
     if let Some(client) = descriptor.stream().and_then(|socket| socket.side.client()) {
         client.set_awaited(awaited);
     }
-    let mut outgoing = session.outgoing(tcp, awaited);
-    match advance(descriptor, &mut outgoing, Outgoing::advance).transpose() {
-        Some(result) => end(descriptor, fd, &mut outgoing, result).map(Proposed::Again),
-        None => Some(Proposed::Waits(outgoing)),
-    }
-}
-
-/// Goes on with the handshake by `step`. Waits while a keeper holds the server's answer.
-fn advance(
-    descriptor: &DescriptorRef,
-    outgoing: &mut Outgoing,
-    step: impl FnOnce(&mut Outgoing) -> io::Result<Option<SmcStream>>,
-) -> io::Result<Option<SmcStream>> {
-    let client = descriptor.stream().and_then(|socket| socket.side.client());
-    let Some(client) = client else { return step(outgoing) };
-    client.answer.take();
-    let result = step(outgoing);
-    if matches!(result, Ok(None)) && outgoing.only_waits() {
-        client.answer.is_awaited_from_now();
-    }
-    result
+    pending::go_on(descriptor, fd, session.outgoing(tcp, awaited), step)
 }
 
 /// Whether the server is this process. The connecting thread could then not accept.
@@ -324,15 +211,6 @@ fn connects_to_itself(tcp: &TcpStream) -> bool {
 
 /// Whether TCP's handshake is over.
 fn is_connected(tcp: &TcpStream) -> bool {
-    poll(tcp).is_some_and(|found| {
-        found.contains(PollFlags::OUT) && !found.intersects(PollFlags::ERR | PollFlags::HUP)
-    })
-}
-
-/// Polls the stream. `None`: poll(2) fails, as with RLIMIT_NOFILE 0.
-fn poll(tcp: &TcpStream) -> Option<PollFlags> {
-    let mut fds = [PollFd::new(tcp, PollFlags::OUT)];
-    let zero = Timespec { tv_sec: 0, tv_nsec: 0 };
-    rustix::event::poll(&mut fds, Some(&zero)).ok()?;
-    Some(fds[0].revents())
+    let found = pending::poll(tcp);
+    found.contains(PollFlags::OUT) && !found.intersects(PollFlags::ERR | PollFlags::HUP)
 }

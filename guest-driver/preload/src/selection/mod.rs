@@ -27,6 +27,7 @@ pub(crate) mod option;
 pub(crate) mod options;
 pub(crate) mod outcome;
 pub(crate) mod own_calls;
+mod pending;
 mod reconnect;
 pub(crate) mod resolve;
 pub(crate) mod running;

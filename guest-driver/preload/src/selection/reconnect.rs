@@ -11,16 +11,15 @@
 use std::ffi::c_int;
 use std::io;
 use std::net::TcpStream;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::AsRawFd;
 use std::time::Duration;
 
-use guest_driver::SmcStream;
-use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::event::PollFlags;
 use rustix::net::sockopt::{self, Timeout};
 use smc_core::handshake::FallbackReason;
 
 use crate::selection::outcome::{complete, complete_with_tcp};
-use crate::selection::waiting::PendingHandshake;
+use crate::selection::pending::{Connecting, Next, poll};
 use crate::selection::worthwhile;
 use crate::socket::registrations;
 use crate::socket::states::SocketStage;
@@ -36,16 +35,14 @@ pub(super) fn instead(
     fd: c_int,
     tcp: TcpStream,
     why: io::Error,
-) -> Option<Box<dyn PendingHandshake>> {
+) -> Next {
     if let Some(socket) = descriptor.stream()
         && let Some(done) = connect(socket, &tcp, &why)
     {
-        let again = Reconnecting(tcp);
-        if !done {
-            return Some(Box::new(again));
-        }
-        again.end(descriptor, fd);
-        return None;
+        return match done {
+            true => end(descriptor, fd, tcp),
+            false => Some(Box::new(Connecting { tcp, then: end })),
+        };
     }
     complete(descriptor, fd, Err(why));
     None
@@ -91,63 +88,19 @@ fn without_waiting<T>(tcp: &TcpStream, connect: impl FnOnce() -> T) -> T {
     result
 }
 
-/// A client whose TCP socket connects again.
-struct Reconnecting(TcpStream);
-
-impl Reconnecting {
-    fn poll(&self) -> PollFlags {
-        let mut fds = [PollFd::new(&self.0, PollFlags::OUT)];
-        let zero = Timespec { tv_sec: 0, tv_nsec: 0 };
-        match rustix::event::poll(&mut fds, Some(&zero)) {
-            Ok(_) => fds[0].revents(),
-            Err(_) => PollFlags::ERR,
+/// The connection is made, or has failed.
+fn end(descriptor: &DescriptorRef, fd: c_int, tcp: TcpStream) -> Next {
+    match poll(&tcp).intersects(PollFlags::ERR | PollFlags::HUP | PollFlags::NVAL) {
+        true => {
+            // The program sees a reset instead of the refused connection.
+            let _ = sockopt::socket_error(&tcp);
+            complete(descriptor, fd, Err(io::ErrorKind::ConnectionReset.into()));
+        }
+        false => {
+            let why = FallbackReason::PeerNotSmc.into();
+            status::client_stays_on_tcp(fd, &tcp, why);
+            complete_with_tcp(descriptor, fd, &tcp);
         }
     }
-
-    /// The connection is made, or has failed.
-    fn end(self, descriptor: &DescriptorRef, fd: c_int) {
-        let failed: io::Result<SmcStream> = Err(io::ErrorKind::ConnectionReset.into());
-        match self.poll().intersects(PollFlags::ERR | PollFlags::HUP | PollFlags::NVAL) {
-            true => {
-                // The program sees a reset instead of the refused connection.
-                let _ = sockopt::socket_error(&self.0);
-                complete(descriptor, fd, failed);
-            }
-            false => {
-                let why = FallbackReason::PeerNotSmc.into();
-                status::client_stays_on_tcp(fd, &self.0, why);
-                complete_with_tcp(descriptor, fd, &self.0);
-            }
-        }
-    }
-}
-
-impl PendingHandshake for Reconnecting {
-    fn fds(&self) -> [Option<BorrowedFd<'_>>; 2] {
-        [Some(self.0.as_fd()), None]
-    }
-
-    fn awaits_room(&self) -> bool {
-        true
-    }
-
-    fn is_over(&self, descriptor: &DescriptorRef) -> bool {
-        descriptor.handles() == 0 && !descriptor.stream().is_some_and(StreamSocket::must_finish)
-    }
-
-    fn is_ready(&mut self, descriptor: &DescriptorRef) -> bool {
-        !self.poll().is_empty() || self.is_over(descriptor)
-    }
-
-    fn advance(
-        self: Box<Self>,
-        descriptor: &DescriptorRef,
-        fd: c_int,
-    ) -> Option<Box<dyn PendingHandshake>> {
-        if self.poll().is_empty() && !self.is_over(descriptor) {
-            return Some(self);
-        }
-        self.end(descriptor, fd);
-        None
-    }
+    None
 }

@@ -7,11 +7,12 @@ use std::net::TcpStream;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
-use guest_driver::interpose::{FirstBytes, Incoming, SignalMask};
+use guest_driver::interpose::{FirstBytes, Incoming, ServerSide, SignalMask};
 use guest_driver::{Fallback, SmcStream};
 
 use crate::selection::first_bytes::{self, FirstBytesWait, peek, peek_to_begin};
 use crate::selection::outcome::{complete, complete_with_tcp, duplicate};
+use crate::selection::pending::{self, Next, PendingSide, Step};
 use crate::selection::waiting::{self, PendingHandshake, WaitingPlace, Watcher};
 use crate::selection::{Wait, handed_listeners, option, own_calls, session, worthwhile};
 use crate::socket::states::SocketStage;
@@ -25,7 +26,7 @@ use crate::{status, tcp_notes};
 /// arrived.
 pub(super) fn start(descriptor: &DescriptorRef, socket: &StreamSocket, fd: c_int, call: Wait) {
     let wait = FirstBytesWait::new(None);
-    let step = match call {
+    let step: Step<ServerSide> = match call {
         // Other connections of the same event loop wait meanwhile, and the kernel's set reports
         // bytes already there once the set gets the socket.
         Wait::Now => Incoming::advance_to_accept,
@@ -46,7 +47,7 @@ pub(super) fn start(descriptor: &DescriptorRef, socket: &StreamSocket, fd: c_int
     let pending: Box<dyn PendingHandshake> = match is_silent {
         true => Box::new(AwaitFirstBytes { tcp, wait }),
         false => match serve(descriptor, fd, tcp, found, step) {
-            Some(incoming) => Box::new(AwaitMessage(incoming)),
+            Some(pending) => pending,
             None => return,
         },
     };
@@ -92,35 +93,29 @@ impl PendingHandshake for AwaitFirstBytes {
         false
     }
 
-    fn advance(
-        self: Box<Self>,
-        descriptor: &DescriptorRef,
-        fd: c_int,
-    ) -> Option<Box<dyn PendingHandshake>> {
+    fn advance(self: Box<Self>, descriptor: &DescriptorRef, fd: c_int) -> Next {
         let found = peek_to_begin(descriptor.stream(), &self.tcp);
-        let incoming = serve(descriptor, fd, self.tcp, found, Incoming::advance)?;
-        Some(Box::new(AwaitMessage(incoming)))
+        serve(descriptor, fd, self.tcp, found, Incoming::advance)
     }
 }
 
-/// A server waiting for the next message of a client after its Proposal.
-struct AwaitMessage(Incoming);
-
-impl PendingHandshake for AwaitMessage {
-    fn fds(&self) -> [Option<BorrowedFd<'_>>; 2] {
-        self.0.fds()
-    }
-
-    fn is_over(&self, _: &DescriptorRef) -> bool {
-        self.0.deadline().is_none_or(|end| Instant::now() >= end)
-    }
-
+impl PendingSide for ServerSide {
     fn advance(
-        mut self: Box<Self>,
+        _: &DescriptorRef,
+        incoming: &mut Incoming,
+        step: Step<ServerSide>,
+    ) -> io::Result<Option<SmcStream>> {
+        step(incoming)
+    }
+
+    fn end(
         descriptor: &DescriptorRef,
         fd: c_int,
-    ) -> Option<Box<dyn PendingHandshake>> {
-        go_on(descriptor, fd, &mut self.0).then_some(self as Box<_>)
+        _: &mut Incoming,
+        result: io::Result<SmcStream>,
+    ) -> Next {
+        complete(descriptor, fd, result);
+        None
     }
 }
 
@@ -194,19 +189,9 @@ pub(super) fn wait_here(
         decline_here(descriptor, fd, found);
         return false;
     };
-    let incoming = serve(descriptor, fd, copy, found, Incoming::advance_soon);
-    let mut pending: Option<Box<dyn PendingHandshake>> =
-        incoming.map(|incoming| Box::new(AwaitMessage(incoming)) as Box<_>);
-    while let Some(now) = pending {
-        let [Some(tcp), other] = now.fds() else { return false };
-        let most = call.left(if other.is_some() { PART_INTERVAL } else { CHECK_INTERVAL });
-        if is_interrupted(ppoll(tcp, most, mask)) {
-            waiting::add(&place, descriptor, fd, now, Watcher::Thread);
-            return true;
-        }
-        pending = now.advance(descriptor, fd);
-    }
-    false
+    let pending = serve(descriptor, fd, copy, found, Incoming::advance_soon);
+    let left = || call.left(CHECK_INTERVAL);
+    pending::wait_here((descriptor, fd), pending, &place, mask, left, is_interrupted)
 }
 
 /// Whether the program has read the first bytes of a client without the library. Its listeners then
@@ -293,8 +278,8 @@ fn serve(
     fd: c_int,
     tcp: TcpStream,
     first_bytes: FirstBytes,
-    step: impl FnOnce(&mut Incoming) -> io::Result<Option<SmcStream>>,
-) -> Option<Incoming> {
+    step: Step<ServerSide>,
+) -> Next {
     let may_be_smc = first_bytes.is_smc()
         && descriptor.stream().is_some_and(|socket| socket.decision.begin_proposal());
     let session = match first_bytes.is_smc() {
@@ -311,23 +296,5 @@ fn serve(
     if is_left_by_policy(descriptor) {
         incoming.leave_by_policy();
     }
-    match step(&mut incoming).transpose() {
-        Some(result) => {
-            complete(descriptor, fd, result);
-            None
-        }
-        None => Some(incoming),
-    }
-}
-
-/// Goes on with the server's half as far as the client's bytes allow. `false`: the handshake is
-/// complete.
-fn go_on(descriptor: &DescriptorRef, fd: c_int, incoming: &mut Incoming) -> bool {
-    match incoming.advance().transpose() {
-        Some(result) => {
-            complete(descriptor, fd, result);
-            false
-        }
-        None => true,
-    }
+    pending::go_on(descriptor, fd, incoming, step)
 }
