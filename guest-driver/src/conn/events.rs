@@ -5,6 +5,7 @@ use std::sync::PoisonError;
 
 use super::parts::Conn;
 use crate::capture;
+use crate::reactor::tcp_watch::TcpHandler;
 use crate::reactor::{ConnectionHandler, DelayedUpdate};
 
 impl ConnectionHandler for Conn {
@@ -73,7 +74,9 @@ impl ConnectionHandler for Conn {
     fn on_taken(&self, key: u32) {
         self.taken(key);
     }
+}
 
+impl TcpHandler for Conn {
     fn on_tcp(&self) {
         self.serve_tcp(&mut self.rx());
         self.sync_readiness();

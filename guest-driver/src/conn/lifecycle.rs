@@ -23,7 +23,7 @@ use super::ring_return::PeerDevice;
 use super::tcp_io::peek;
 use crate::capture;
 use crate::handshake::ring::{RingParams, RingStep, Stage};
-use crate::reactor::ConnectionHandler;
+use crate::reactor::tcp_watch::TcpHandler;
 use crate::reactor::wait::{Deadline, clear_interrupted, was_interrupted};
 use ism_sys::interrupt::listening;
 

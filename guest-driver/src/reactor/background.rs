@@ -195,7 +195,7 @@ impl<C: ConnectionHandler> Reactor<C> {
             schedule.tick = now + tick_interval(now.elapsed());
         }
         if self.work.take(Work::TIMERS) || schedule.timer.is_some_and(|timer| now >= timer) {
-            schedule.timer = self.session().source.on_timer(now);
+            schedule.timer = self.session().polled.as_ref().and_then(|polled| polled.on_timer(now));
         }
         self.flush_updates(schedule, now);
     }
@@ -248,7 +248,8 @@ impl<C: ConnectionHandler> Reactor<C> {
     /// Whether the background thread leads while no caller does.
     fn must_watch(&self) -> bool {
         self.unwatched.load(Ordering::SeqCst) > 0
-            || self.polled && self.session().source.has_peers()
+            || self.polled
+                && self.session().polled.as_ref().is_some_and(|polled| polled.has_peers())
     }
 
     /// Leads if callers have not led for some time, and otherwise sleeps a little.

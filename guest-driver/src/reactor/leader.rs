@@ -118,8 +118,8 @@ impl<C: ConnectionHandler> Reactor<C> {
         let session = self.session();
         loop {
             // After a sleep, its cause comes first.
-            if slept && self.polled {
-                while session.source.poll_arrivals(&mut |event| self.handle(event)) {}
+            if slept && let Some(polled) = &session.polled {
+                while polled.poll_arrivals(&mut |event| self.handle(event)) {}
                 if waiter.is_woken(count) {
                     break;
                 }

@@ -50,7 +50,9 @@ use rustix::fd::{BorrowedFd, OwnedFd};
 
 pub(crate) use self::background::Upkeep;
 pub(crate) use self::source::PeerObserver;
-use self::source::{LineName, REACTOR_NAME, ReactorEvent, Source, Tags};
+use self::source::{
+    LineName, Lines, PolledSource, REACTOR_NAME, ReactorEvent, Source, SourceParts, Tags,
+};
 use self::wait::Waiter;
 use self::work::{PendingWork, Work};
 use ism_sys::{EventFd, ForkLocks, is_free, lock, out_of_the_way};
@@ -80,23 +82,10 @@ pub(crate) trait ConnectionHandler: Send + Sync + 'static {
     fn on_lost(&self, key: u32);
     /// The source works and is about to go: a connection able to continue without the source leaves it,
     /// and then calls [`Reactor::wake_background`].
-    fn on_leave(&self) {}
+    fn on_leave(&self);
     /// The peer uses its buffer for another connection: as [`ConnectionHandler::on_lost`], and
     /// unread bytes count for nothing.
     fn on_taken(&self, key: u32);
-    /// The TCP connection underneath has bytes, room, or an end. Only a
-    /// [`TcpWatch`](tcp_watch::TcpWatch) calls this.
-    fn on_tcp(&self) {}
-    /// Whether the TCP connection underneath is to send more. Only a
-    /// [`TcpWatch`](tcp_watch::TcpWatch) calls this.
-    fn is_sending(&self) -> bool {
-        false
-    }
-    /// Soon after the connection was entered, and as long as this returns `true`. Only a
-    /// [`TcpWatch`](tcp_watch::TcpWatch) calls this.
-    fn on_visit(&self) -> bool {
-        false
-    }
 }
 
 /// The effect of [`ConnectionHandler::on_delayed_update`]. TCP calls this a delayed acknowledgement.
@@ -162,6 +151,8 @@ impl<C> Table<C> {
 /// A source, from its beginning to its end.
 struct Session {
     source: Arc<dyn Source>,
+    lines: Option<Arc<dyn Lines>>,
+    polled: Option<Arc<dyn PolledSource>>,
     /// An epoll set reporting edges of the reactor's interrupt and of the source. A leader sleeping on
     /// nothing else need not clear them, which saves a system call for each wake-up. `None`: the source
     /// has a set of its own, or must be polled.
@@ -172,20 +163,20 @@ struct Session {
 }
 
 impl Session {
-    fn new(source: Arc<dyn Source>, interrupt: &EventFd) -> io::Result<Arc<Session>> {
-        let polled = source.must_be_polled();
+    fn new(parts: SourceParts, interrupt: &EventFd) -> io::Result<Arc<Session>> {
+        let SourceParts { source, lines, polled } = parts;
         let edges = match source.event_set() {
-            None if polled => None,
+            None if polled.is_some() => None,
             None => Some(edges([source.event_fd(), interrupt.as_fd()])?),
             Some(set) => {
                 let mut flags = epoll::EventFlags::IN;
-                flags.set(epoll::EventFlags::ET, !polled);
+                flags.set(epoll::EventFlags::ET, polled.is_none());
                 epoll::add(set, interrupt, epoll::EventData::new_u64(REACTOR_NAME), flags)?;
                 None
             }
         };
         let (lost, leaving) = (AtomicBool::new(false), AtomicBool::new(false));
-        Ok(Arc::new(Session { source, edges, lost, leaving }))
+        Ok(Arc::new(Session { source, lines, polled, edges, lost, leaving }))
     }
 
     fn is_lost(&self) -> bool {
@@ -198,7 +189,7 @@ pub(crate) struct Reactor<C> {
     session: ArcSwap<Session>,
     /// The background thread of the present session has not ended, or is about to be started.
     runs: AtomicBool,
-    /// [`Source::must_be_polled`], asked once.
+    /// Whether the source is a [`PolledSource`].
     polled: bool,
     /// The leader: [`FREE`], [`CALLER`] or [`BACKGROUND`].
     lead: AtomicU32,
@@ -252,14 +243,13 @@ impl<C: ConnectionHandler> Reactor<C> {
     ///
     /// # Errors
     /// No descriptor is left.
-    pub(crate) fn new(source: Arc<dyn Source>) -> io::Result<Arc<Reactor<C>>> {
+    pub(crate) fn new(source: impl Into<SourceParts>) -> io::Result<Arc<Reactor<C>>> {
         let interrupt = EventFd::new()?;
-        let polled = source.must_be_polled();
-        let session = Session::new(source, &interrupt)?;
+        let session = Session::new(source.into(), &interrupt)?;
         let (by_key, by_group, by_line) = Default::default();
         let table = Table { by_key, by_group, by_line };
         Ok(Arc::new(Reactor {
-            polled,
+            polled: session.polled.is_some(),
             session: ArcSwap::new(session),
             runs: AtomicBool::new(true),
             lead: AtomicU32::new(FREE),
@@ -289,8 +279,8 @@ impl<C: ConnectionHandler> Reactor<C> {
     /// # Errors
     /// No descriptor is left. `ResourceBusy`: the last source is not gone, or its thread has not
     /// ended.
-    pub(crate) fn renew(&self, source: Arc<dyn Source>) -> io::Result<()> {
-        let session = Session::new(source, &self.interrupt)?;
+    pub(crate) fn renew(&self, source: impl Into<SourceParts>) -> io::Result<()> {
+        let session = Session::new(source.into(), &self.interrupt)?;
         let mut table = lock(&self.table);
         if !self.is_free() {
             return Err(io::ErrorKind::ResourceBusy.into());
@@ -461,7 +451,7 @@ impl<C: ConnectionHandler> Reactor<C> {
     #[inline]
     pub(crate) fn poll_lines(&self) {
         let mut raised = Vec::new();
-        self.session().source.poll_lines(&mut raised);
+        self.session().lines.iter().for_each(|lines| lines.poll_lines(&mut raised));
         raised.into_iter().for_each(|name| self.wake_line(name));
     }
 
@@ -487,18 +477,18 @@ impl<C: ConnectionHandler> Reactor<C> {
     /// raised already, so the thread must not sleep. [`Reactor::disarm_lines`] follows in any case.
     #[must_use = "false means: do not sleep"]
     pub(crate) fn arm_lines(&self) -> bool {
-        self.session().source.arm_lines()
+        self.session().lines.as_ref().is_none_or(|lines| lines.arm_lines())
     }
 
     /// Undoes one [`Reactor::arm_lines`].
     pub(crate) fn disarm_lines(&self) {
-        self.session().source.disarm_lines();
+        self.session().lines.iter().for_each(|lines| lines.disarm_lines());
     }
 
     /// Wakes the waiters of wake groups not busy lately, reported only by events. A caller of
     /// [`Reactor::poll_lines`] that does not sleep calls this every 200 us or so.
     pub(crate) fn poll_idle_groups(&self) {
-        self.session().source.age_lines();
+        self.session().lines.iter().for_each(|lines| lines.age_lines());
         self.poll_without_sleep(|reactor| {
             reactor.wait_for_source(Some(Duration::ZERO), None);
         });
@@ -506,7 +496,7 @@ impl<C: ConnectionHandler> Reactor<C> {
 
     /// Checks wake groups again, in case an event of a peer was missed.
     pub(crate) fn recheck_lines(&self) {
-        self.session().source.recheck_lines();
+        self.session().lines.iter().for_each(|lines| lines.recheck_lines());
     }
 
     /// Whether [`Reactor::try_poll`] would poll now, so that a caller releases its locks for it.

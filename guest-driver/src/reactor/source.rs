@@ -2,6 +2,7 @@
 //! Event sources and their events.
 
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 use std::time::Instant;
 
 /// An event of a source. Connections are named by their [registration](super::Registration).
@@ -31,7 +32,7 @@ pub(crate) enum ReactorEvent {
     Leave,
     /// The source stays after all.
     Stay,
-    /// [`Source::on_timer`] may have to be called earlier than returned.
+    /// [`PolledSource::on_timer`] may have to be called earlier than returned.
     Timers,
 }
 
@@ -58,9 +59,7 @@ pub(crate) trait Source: Send + Sync {
 
     /// [`event_fd`](Source::event_fd), if the descriptor is an epoll set. The reactor adds a descriptor
     /// of its own under the name [`REACTOR_NAME`] and then waits for the set itself.
-    fn event_set(&self) -> Option<BorrowedFd<'_>> {
-        None
-    }
+    fn event_set(&self) -> Option<BorrowedFd<'_>>;
 
     /// Clears the cause of a readable [`event_fd`](Source::event_fd), now or in the next call of
     /// [`arm_interrupts`](Source::arm_interrupts). Any remaining cause keeps the descriptor readable.
@@ -68,9 +67,7 @@ pub(crate) trait Source: Send + Sync {
 
     /// Like [`clear_event_fd`](Source::clear_event_fd), after a wait for the
     /// [`event_set`](Source::event_set) has reported this name.
-    fn on_reported(&self, _name: u64) {
-        self.clear_event_fd();
-    }
+    fn on_reported(&self, name: u64);
 
     /// Asks for an interrupt at the next event. `false`: there may be an event already, so the
     /// caller polls instead of sleeping.
@@ -87,54 +84,54 @@ pub(crate) trait Source: Send + Sync {
     /// connections, which may send; so the caller holds no lock taken by a send.
     fn poll_events(&self, handle: &mut dyn FnMut(ReactorEvent)) -> bool;
 
-    /// Like [`poll_events`](Source::poll_events), for a woken thread about to continue. Work without
-    /// events of its own may be left to the next call of `poll_events`.
-    fn poll_arrivals(&self, handle: &mut dyn FnMut(ReactorEvent)) -> bool {
-        self.poll_events(handle)
-    }
+    /// Whether the source has failed for good.
+    fn is_gone(&self) -> bool;
+}
 
-    /// Adds to `_raised` the lines with new words announced by peers, of wake groups busy lately. No
+/// The lines of a source: words by which peers announce news without an event.
+pub(crate) trait Lines: Send + Sync {
+    /// Adds to `raised` the lines with new words announced by peers, of wake groups busy lately. No
     /// event follows for these. Any thread may call this.
-    fn poll_lines(&self, _raised: &mut Vec<LineName>) {}
+    fn poll_lines(&self, raised: &mut Vec<LineName>);
 
     /// Has peers send an event when they next raise a line, for a thread about to sleep. `false`: a
-    /// line is raised already. [`disarm_lines`](Source::disarm_lines) follows in any case.
+    /// line is raised already. [`disarm_lines`](Lines::disarm_lines) follows in any case.
     #[must_use = "false means: do not sleep"]
-    fn arm_lines(&self) -> bool {
-        true
-    }
+    fn arm_lines(&self) -> bool;
 
-    /// Undoes one [`arm_lines`](Source::arm_lines).
-    fn disarm_lines(&self) {}
+    /// Undoes one [`arm_lines`](Lines::arm_lines).
+    fn disarm_lines(&self);
 
     /// Switches wake groups not busy any more to events. A thread polling lines calls this now and
     /// then.
-    fn age_lines(&self) {}
+    fn age_lines(&self);
 
     /// Checks wake groups again, in case an event of a peer was missed.
-    fn recheck_lines(&self) {}
+    fn recheck_lines(&self);
+}
 
-    /// Whether the source has failed for good.
-    fn is_gone(&self) -> bool;
+/// A source whose words of peers come into memory only by [`poll_events`](Source::poll_events). So
+/// spinning threads poll, too, and peers are answered although no caller waits.
+pub(crate) trait PolledSource: Send + Sync {
+    /// Like [`poll_events`](Source::poll_events), for a woken thread about to continue. Work without
+    /// events of its own may be left to the next call of `poll_events`.
+    fn poll_arrivals(&self, handle: &mut dyn FnMut(ReactorEvent)) -> bool;
 
-    /// Whether the peers' words come into memory only by [`poll_events`](Source::poll_events). Then
-    /// spinning threads must poll, too, and peers must be answered although no caller waits.
-    fn must_be_polled(&self) -> bool {
-        false
-    }
+    /// Whether there is a peer that may need an answer. The background thread leads while this is
+    /// true and no caller does.
+    fn has_peers(&self) -> bool;
 
-    /// Whether there is a peer that may need an answer. The reactor asks only sources that must be
-    /// polled. Their background thread leads while this is true and no caller does.
-    fn has_peers(&self) -> bool {
-        false
-    }
-
-    /// Does the work due at `_now` and returns the time of the next call; `None`: after
+    /// Does the work due at `now` and returns the time of the next call; `None`: after
     /// [`ReactorEvent::Timers`]. Only the background thread calls this. The next
     /// [`poll_events`](Source::poll_events) passes on the resulting events.
-    fn on_timer(&self, _now: Instant) -> Option<Instant> {
-        None
-    }
+    fn on_timer(&self, now: Instant) -> Option<Instant>;
+}
+
+/// A source, with the abilities that it has.
+pub(crate) struct SourceParts {
+    pub(crate) source: Arc<dyn Source>,
+    pub(crate) lines: Option<Arc<dyn Lines>>,
+    pub(crate) polled: Option<Arc<dyn PolledSource>>,
 }
 
 /// Learns of new peers of a source that must be polled.

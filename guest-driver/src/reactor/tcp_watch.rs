@@ -14,11 +14,20 @@ use std::time::{Duration, Instant};
 use rustc_hash::FxHashMap;
 use rustix::event::epoll;
 
-use super::ConnectionHandler;
 use ism_sys::{EventFd, is_free, lock, out_of_the_way, wait_in_set};
 
 /// The name of the descriptor that ends a wait.
 const WAKE: u64 = u64::MAX;
+
+/// The watch's view of a connection. The watch holds none of its locks during these calls.
+pub(crate) trait TcpHandler {
+    /// The TCP connection underneath has bytes, room, or an end.
+    fn on_tcp(&self);
+    /// Whether the TCP connection underneath is to send more.
+    fn is_sending(&self) -> bool;
+    /// Soon after the connection was entered, and as long as this returns `true`.
+    fn on_visit(&self) -> bool;
+}
 
 /// The TCP connections of one stack.
 pub(crate) struct TcpWatch<C> {
@@ -53,7 +62,7 @@ pub(crate) const ROOM: epoll::EventFlags = BYTES_AND_ROOM.difference(epoll::Even
 /// Interval of a stopped watch's checks for failed last connections.
 const LAST_PAUSE: Duration = Duration::from_secs(1);
 
-impl<C: ConnectionHandler> TcpWatch<C> {
+impl<C: TcpHandler> TcpWatch<C> {
     /// An empty set. The caller starts [`TcpWatch::run`] on a thread of its own.
     ///
     /// # Errors
@@ -90,7 +99,7 @@ impl<C: ConnectionHandler> TcpWatch<C> {
         name
     }
 
-    /// Has the thread call [`ConnectionHandler::on_visit`].
+    /// Has the thread call [`TcpHandler::on_visit`].
     pub(crate) fn visit_soon(&self, name: u64) {
         let is_first = {
             let mut visits = lock(&self.visits);

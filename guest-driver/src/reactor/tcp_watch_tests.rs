@@ -6,8 +6,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
-use super::super::DelayedUpdate;
-use super::{ConnectionHandler, TcpWatch};
+use super::{TcpHandler, TcpWatch};
 use ism_sys::lock;
 
 /// Wants to come back at each event.
@@ -26,22 +25,10 @@ impl Wishing {
     }
 }
 
-impl ConnectionHandler for Wishing {
-    fn has_waiters(&self) -> bool {
+impl TcpHandler for Wishing {
+    fn is_sending(&self) -> bool {
         false
     }
-    fn take_change(&self) -> bool {
-        false
-    }
-    fn on_wake(&self) {}
-    fn on_arrival(&self) {}
-    fn on_tick(&self) {}
-    fn on_recheck(&self) {}
-    fn on_delayed_update(&self, _read_before: Option<u64>) -> DelayedUpdate {
-        DelayedUpdate::None
-    }
-    fn on_lost(&self, _key: u32) {}
-    fn on_taken(&self, _key: u32) {}
     fn on_tcp(&self) {
         lock(&self.log).push("tcp");
         self.watch.want_return();

@@ -78,8 +78,25 @@ impl Source for Fake {
         false
     }
 
-    fn must_be_polled(&self) -> bool {
-        self.polled
+    fn event_set(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    fn on_reported(&self, _name: u64) {
+        unreachable!("the source has no set");
+    }
+}
+
+impl From<Arc<Fake>> for SourceParts {
+    fn from(fake: Arc<Fake>) -> SourceParts {
+        let polled = fake.polled.then(|| fake.clone() as Arc<dyn PolledSource>);
+        SourceParts { source: fake, lines: None, polled }
+    }
+}
+
+impl PolledSource for Fake {
+    fn poll_arrivals(&self, handle: &mut dyn FnMut(ReactorEvent)) -> bool {
+        self.poll_events(handle)
     }
 
     fn has_peers(&self) -> bool {
@@ -138,6 +155,8 @@ impl ConnectionHandler for Counting {
     fn on_lost(&self, key: u32) {
         self.lost.fetch_add(1 + 100 * key, Ordering::SeqCst);
     }
+
+    fn on_leave(&self) {}
 
     fn on_taken(&self, _key: u32) {}
 }

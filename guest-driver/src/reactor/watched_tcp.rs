@@ -11,13 +11,12 @@ use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use rustix::event::epoll;
 use rustix::net::{self, sockopt};
 
-use crate::reactor::ConnectionHandler;
-use crate::reactor::tcp_watch::{self, TcpWatch};
+use crate::reactor::tcp_watch::{self, TcpHandler, TcpWatch};
 use crate::reactor::wait::Waiter;
 use ism_sys::{HeldTcp, OnceBox, is_free, lock, out_of_the_way};
 
 /// The TCP connection under a connection.
-pub(crate) struct WatchedTcp<C: ConnectionHandler> {
+pub(crate) struct WatchedTcp<C: TcpHandler> {
     /// Lent as long as the caller of [`WatchedTcp::lend`] keeps its descriptor open.
     stream: Mutex<Option<HeldTcp>>,
     /// Local and peer address, kept when the TCP connection ends before the application does.
@@ -60,7 +59,7 @@ impl TcpReader {
     }
 }
 
-impl<C: ConnectionHandler> WatchedTcp<C> {
+impl<C: TcpHandler> WatchedTcp<C> {
     pub(crate) fn new(stream: TcpStream) -> WatchedTcp<C> {
         WatchedTcp {
             stream: Mutex::new(Some(OwnedFd::from(stream).into())),
@@ -299,7 +298,7 @@ impl<C: ConnectionHandler> WatchedTcp<C> {
     }
 }
 
-impl<C: ConnectionHandler> Drop for WatchedTcp<C> {
+impl<C: TcpHandler> Drop for WatchedTcp<C> {
     fn drop(&mut self) {
         if let Some((set, name)) = self.watch.get() {
             set.remove(*name);

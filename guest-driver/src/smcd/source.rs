@@ -11,7 +11,7 @@ use virtio_ism_abi::event::Event;
 use virtio_ism_abi::{Gid, Token};
 
 use super::fabric::{DeferredDrop, Fabric};
-use crate::reactor::source::{LineName, ReactorEvent, Source, Tags};
+use crate::reactor::source::{LineName, Lines, ReactorEvent, Source, SourceParts, Tags};
 use virtio_ism::{EVENTS_PER_POLL, IsmDevice};
 
 /// The user of a device, informed of events beyond a single connection.
@@ -143,6 +143,12 @@ impl Source for SmcdSource {
             .is_ok_and(|n| n == EVENTS_PER_POLL)
     }
 
+    fn is_gone(&self) -> bool {
+        self.device.is_gone()
+    }
+}
+
+impl Lines for SmcdSource {
     fn poll_lines(&self, raised: &mut Vec<LineName>) {
         self.device.poll_lines(raised);
     }
@@ -162,9 +168,11 @@ impl Source for SmcdSource {
     fn recheck_lines(&self) {
         self.device.recheck_lines();
     }
+}
 
-    fn is_gone(&self) -> bool {
-        self.device.is_gone()
+impl From<Arc<SmcdSource>> for SourceParts {
+    fn from(source: Arc<SmcdSource>) -> SourceParts {
+        SourceParts { lines: Some(source.clone()), source, polled: None }
     }
 }
 

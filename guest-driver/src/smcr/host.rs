@@ -23,7 +23,7 @@ use super::shared::Shared;
 use super::subnets::Subnets;
 use super::{NoRdma, Rnics, SmcrOptions, info};
 use crate::info::{LinkGroupInfo, RnicInfo};
-use crate::reactor::source::{REACTOR_NAME, ReactorEvent, Source};
+use crate::reactor::source::{PolledSource, REACTOR_NAME, ReactorEvent, Source, SourceParts};
 use ism_sys::out_of_the_way;
 use smc_verbs::AsyncEvent;
 
@@ -389,6 +389,18 @@ impl Source for RdmaHost {
         self.poll_arrivals(handle)
     }
 
+    fn is_gone(&self) -> bool {
+        false
+    }
+}
+
+impl From<Arc<RdmaHost>> for SourceParts {
+    fn from(host: Arc<RdmaHost>) -> SourceParts {
+        SourceParts { polled: Some(host.clone()), source: host, lines: None }
+    }
+}
+
+impl PolledSource for RdmaHost {
     fn poll_arrivals(&self, handle: &mut dyn FnMut(ReactorEvent)) -> bool {
         for device in self.shared.devices() {
             let handle = |token| handle(ReactorEvent::Arrived(token));
@@ -402,14 +414,6 @@ impl Source for RdmaHost {
         // `false`: a thread continuing for as long as there is traffic would never return. Remaining
         // completions keep it from sleeping.
         false
-    }
-
-    fn is_gone(&self) -> bool {
-        false
-    }
-
-    fn must_be_polled(&self) -> bool {
-        true
     }
 
     fn has_peers(&self) -> bool {
