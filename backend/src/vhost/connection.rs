@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ use vhost::vhost_user::Backend;
 use vhost::vhost_user::message::{
     VhostUserProtocolFeatures, VhostUserShMemConfig, VhostUserVirtioFeatures,
 };
-use vhost_user_backend::{ShutdownHandle, VhostUserBackend, VhostUserDaemon, VringEpollHandler};
+use vhost_user_backend::{VhostUserBackend, VhostUserDaemon, VringEpollHandler};
 use virtio_bindings::bindings::virtio_config::VIRTIO_F_VERSION_1;
 use virtio_bindings::bindings::virtio_ring::{
     VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC,
@@ -28,25 +28,21 @@ use super::chain::{MAX_DESCRIPTORS, PendingReply, Scratch};
 use super::counted_threads::CountedThreads;
 use super::faults::{Fault, Faults};
 use super::guest_memory;
+use super::lifecycle::Lifecycle;
 use super::mapper::{Job, MapObserver, Mapper, Overdue};
+use super::memory_table::MemoryTable;
 use super::notifier::Notifier;
-use super::pending_moves::PendingMoves;
 use super::processor_account::{IDLE_KICK, ProcessorAccount};
 use super::ring::{self, Memory, Ring, RingObserver};
+use super::stopped_rings::{Stopped, StoppedRings};
 use super::timers::Timers;
 use super::wake_cost::WakeCost;
+use super::workers::Workers;
 use ism_device::shm::{BusErrorGuard, FaultCause, TouchQuota};
 use ism_device::sync::lock;
 use ism_device::{CloseReason, Device, Reply};
 
 mod observers;
-
-/// Workers of a connection: one for control and events, one for moves.
-pub(super) const WORKERS: usize = 2;
-/// How long a new memory table waits for threads still using the old table.
-const LONGEST_USE: Duration = Duration::from_secs(1);
-/// Interval between two checks for such threads.
-const PAUSE: Duration = Duration::from_micros(50);
 
 /// Options of a connection, from its guest and the daemon.
 #[derive(Clone)]
@@ -80,28 +76,15 @@ pub(super) struct Connection {
     pub(super) options: Options,
     pub(super) device: Arc<Device>,
     pub(super) guest: GuestState,
-    /// The checked memory table. The framework's own handle may show a refused table.
-    pub(super) memory: Memory,
-    /// Guards of the tables in use: a lost page ends the connection, not the daemon.
-    contained: Mutex<Vec<BusErrorGuard>>,
-    pub(super) workers: [Worker; WORKERS],
+    pub(super) memory: MemoryTable,
+    workers: Workers,
     pub(super) mapper: Arc<Mapper>,
     pub(super) replies: PendingReplies,
     pub(super) wakes: DriverWakes,
     framework: FrameworkParts,
-    pub(super) phase: Phase,
-    pending_moves: PendingMoves,
-    window: Mutex<WindowState>,
-    stopped: Mutex<StoppedRings>,
+    pub(super) lifecycle: Lifecycle,
+    stopped: StoppedRings,
     this: Weak<Connection>,
-}
-
-/// One of the two workers of a connection.
-pub(super) struct Worker {
-    pub(super) notifier: Arc<Notifier>,
-    /// Queues to serve again without a kick, one bit each.
-    pub(super) rescheduled: AtomicU64,
-    pub(super) scratch: Mutex<Scratch>,
 }
 
 /// Commands of the driver without an answer in the ring.
@@ -129,29 +112,6 @@ pub(super) struct DriverWakes {
 struct FrameworkParts {
     rings: OnceLock<Vec<Ring>>,
     workers: Mutex<Vec<Arc<VringEpollHandler<Arc<Connection>>>>>,
-    link: Mutex<Option<ShutdownHandle>>,
-}
-
-/// The end of a connection.
-#[derive(Default)]
-pub(super) struct Phase {
-    closing: AtomicBool,
-    exiting: AtomicBool,
-}
-
-/// Both conditions for asking the front end to map.
-#[derive(Default)]
-struct WindowState {
-    asked: bool,
-    channel: bool,
-}
-
-/// Time of the last ring's stop, and the armed deadline.
-#[derive(Default)]
-struct StoppedRings {
-    running: u64,
-    since: Option<Instant>,
-    armed: Option<Instant>,
 }
 
 impl Connection {
@@ -162,32 +122,22 @@ impl Connection {
         notifier: Arc<Notifier>,
         guest: GuestState,
     ) -> io::Result<(Arc<Connection>, Framework)> {
-        let moves_notifier = Arc::new(Notifier::new()?);
-        let config = device.config();
-        let worker = |notifier| Worker {
-            notifier,
-            rescheduled: AtomicU64::new(0),
-            scratch: Mutex::new(Scratch::new(&config)),
-        };
-        let workers = [notifier, moves_notifier].map(worker);
+        let workers = Workers::new(notifier, &device.config())?;
         let connection = Arc::new_cyclic(|this| Connection {
             options,
             device,
             guest,
-            memory: Memory::new(GuestMemoryMmap::new()),
-            contained: Mutex::default(),
+            memory: MemoryTable::new(),
             workers,
             mapper: Arc::default(),
             replies: PendingReplies::default(),
             wakes: DriverWakes::default(),
             framework: FrameworkParts::default(),
-            phase: Phase::default(),
-            pending_moves: PendingMoves::default(),
-            window: Mutex::default(),
-            stopped: Mutex::default(),
+            lifecycle: Lifecycle::default(),
+            stopped: StoppedRings::default(),
             this: this.clone(),
         });
-        connection.device.set_memory(connection.memory.clone());
+        connection.device.set_memory(connection.memory.handle().clone());
 
         let _ = ring::take_made();
         let framework = VhostUserDaemon::new(
@@ -206,9 +156,9 @@ impl Connection {
         }
         let _ = connection.framework.rings.set(rings);
         let workers = framework.get_epoll_handlers();
-        for (handler, worker) in workers.iter().zip(&connection.workers) {
+        for (handler, notifier) in workers.iter().zip(connection.workers.notifier_fds()) {
             handler.register_listener(
-                worker.notifier.as_raw_fd(),
+                notifier,
                 EventSet::IN | EventSet::EDGE_TRIGGERED,
                 connection.notifier_event(),
             )?;
@@ -232,21 +182,9 @@ impl Connection {
         self.framework.rings.get()?.get(usize::from(queue))
     }
 
-    /// Sets the handle for cutting the connection.
-    pub(super) fn set_link(&self, link: Option<ShutdownHandle>) {
-        *lock(&self.framework.link) = link;
-        // `close` may have run before the handle was set.
-        if self.phase.closing.load(Ordering::SeqCst) {
-            self.close();
-        }
-    }
-
     /// Cuts the connection. Its port notices and ends the connection.
     pub(super) fn close(&self) {
-        self.phase.closing.store(true, Ordering::SeqCst);
-        if let Some(link) = &*lock(&self.framework.link) {
-            link.shutdown();
-        }
+        self.lifecycle.close();
     }
 
     /// Counts and logs a fault of the front end or the driver.
@@ -281,26 +219,19 @@ impl Connection {
 
     /// Takes the device out of its fabric and ends the workers. Waits only for already posted moves.
     pub(super) fn end(&self) {
-        let (ask, cut) =
-            (|w, q| self.reschedule(w, q), || self.phase.closing.load(Ordering::SeqCst));
-        self.pending_moves.finish(self.options.move_queues, ask, cut);
+        self.workers.finish_moves(self.options.move_queues, || self.lifecycle.is_closing());
         self.device.leave();
-        self.phase.exiting.store(true, Ordering::SeqCst);
+        self.lifecycle.exit();
         self.mapper.close();
-        for worker in &self.workers {
-            worker.notifier.notify();
-        }
+        self.workers.notify();
         // The workers and the connection hold references to each other.
         lock(&self.framework.workers).clear();
-        *lock(&self.framework.link) = None;
+        self.lifecycle.release_link();
     }
 
     /// Makes a worker serve a queue again, after a turn of the other queues.
     pub(super) fn reschedule(&self, worker: usize, queue: u16) {
-        if let Some(worker) = self.workers.get(worker) {
-            worker.rescheduled.fetch_or(1 << queue, Ordering::Release);
-            worker.notifier.notify();
-        }
+        self.workers.reschedule(worker, queue);
     }
 
     /// Gives a job to the map thread.
@@ -354,10 +285,8 @@ impl Connection {
     ///
     /// Whether the front end acknowledges requests is unknown here. Without acknowledgements every mapping
     /// seems complete at once, and the driver finds out by the nonce.
-    fn update_window(&self, change: impl FnOnce(&mut WindowState)) {
-        let mut window = lock(&self.window);
-        change(&mut window);
-        if window.asked && window.channel {
+    fn update_window(&self, is_wanted: bool) {
+        if is_wanted {
             self.device.set_window(self.options.window_size);
         }
     }
@@ -377,13 +306,11 @@ impl Connection {
             }
         };
         let stopped = self.options.stopped_grace.and_then(|grace| {
-            let mut stopped = lock(&self.stopped);
-            let end = stopped.since? + grace;
-            if Instant::now() < end {
-                return Some(end);
+            match self.stopped.check(grace) {
+                Stopped::No => return None,
+                Stopped::Until(end) => return Some(end),
+                Stopped::TooLong => {}
             }
-            stopped.since = None;
-            drop(stopped);
             self.fault(
                 Fault::StoppedTooLong,
                 format_args!("all rings were stopped for {} s; ending the device", grace.as_secs()),
@@ -402,12 +329,8 @@ impl Connection {
 
     /// Sets a deadline, unless a nearer deadline is set.
     fn arm(&self, at: Instant) {
-        {
-            let mut stopped = lock(&self.stopped);
-            if stopped.armed.is_some_and(|armed| armed <= at) {
-                return;
-            }
-            stopped.armed = Some(at);
+        if !self.stopped.arm(at) {
+            return;
         }
         let connection = self.this.clone();
         self.guest.timers.call_at(at, move || {
@@ -419,15 +342,15 @@ impl Connection {
 
     /// Does overdue work and sets the next deadline.
     fn on_deadline(&self) {
-        lock(&self.stopped).armed = None;
+        self.stopped.disarm();
         if let Some(next) = self.check_deadlines() {
             self.arm(next);
         }
     }
 
     fn on_queue(&self, worker: usize, queue: u16) {
-        let Some(worker) = self.workers.get(worker) else { return };
-        self.serve_queue(queue, &mut lock(&worker.scratch));
+        let Some(scratch) = self.workers.scratch(worker) else { return };
+        self.serve_queue(queue, &mut lock(scratch));
     }
 
     fn serve_queue(&self, queue: u16, scratch: &mut Scratch) {
@@ -455,8 +378,8 @@ impl Connection {
     /// has to kick the worker, because the worker is busy or the queue has commands (possibly long).
     pub(super) fn serve_kick(&self, queue: u16) -> bool {
         let worker = usize::from(queue >= FIRST_MOVE_QUEUE);
-        let worker = self.workers.get(worker).filter(|_| queue != CONTROL_QUEUE);
-        let Some(mut scratch) = worker.and_then(|worker| worker.scratch.try_lock().ok()) else {
+        let scratch = self.workers.scratch(worker).filter(|_| queue != CONTROL_QUEUE);
+        let Some(mut scratch) = scratch.and_then(|scratch| scratch.try_lock().ok()) else {
             return false;
         };
         self.on_kick(queue, || self.serve_queue(queue, &mut scratch));
@@ -466,18 +389,13 @@ impl Connection {
     /// Waits while the front end has used more than one processor. Only for threads working for this front
     /// end, and only without a lock another device's thread may want.
     fn charge_and_wait(&self) {
-        let ended = || {
-            self.phase.closing.load(Ordering::SeqCst) || self.phase.exiting.load(Ordering::SeqCst)
-        };
+        let ended = || self.lifecycle.is_closing() || self.lifecycle.is_exiting();
         self.guest.account.charge_and_wait(ended);
     }
 
     fn on_notified(&self, worker: usize) -> io::Result<()> {
-        let Some(Worker { notifier, rescheduled, .. }) = self.workers.get(worker) else {
-            return Ok(());
-        };
-        notifier.take();
-        if self.phase.exiting.load(Ordering::SeqCst) {
+        self.workers.take_notice(worker);
+        if self.lifecycle.is_exiting() {
             // The only way to end a worker without leaking the framework's exit descriptor.
             return Err(io::Error::other("the connection ended"));
         }
@@ -489,16 +407,7 @@ impl Connection {
             }
             self.on_queue(0, EVENT_QUEUE);
         }
-        let mut queues = rescheduled.swap(0, Ordering::Acquire);
-        let marked = PendingMoves::take_mark(worker, &mut queues);
-        while queues != 0 {
-            let queue = queues.trailing_zeros();
-            queues &= queues - 1;
-            self.on_queue(worker, queue as u16);
-        }
-        if marked {
-            self.pending_moves.on_mark(rescheduled, |w, q| self.reschedule(w, q));
-        }
+        self.workers.serve_rescheduled(worker, |queue| self.on_queue(worker, queue));
         Ok(())
     }
 }
@@ -573,7 +482,7 @@ impl VhostUserBackend for Connection {
             io::Error::other(error.to_string())
         };
         guest_memory::check(&table, max, self.options.allow_any_file).map_err(|e| refuse(&e))?;
-        guest_memory::check_fresh(&table, &self.memory.memory()).map_err(|e| {
+        guest_memory::check_fresh(&table, &self.memory.handle().memory()).map_err(|e| {
             self.close();
             refuse(&e)
         })?;
@@ -583,32 +492,18 @@ impl VhostUserBackend for Connection {
                 connection.on_memory_fault(cause);
             }
         };
-        let mut contained = BusErrorGuard::new(table.clone(), &self.guest.touches, on_fault)
+        let contained = BusErrorGuard::new(table.clone(), &self.guest.touches, on_fault)
             .map_err(|e| refuse(&e))?;
-        if let Ok(checked) = self.memory.lock() {
-            checked.replace(GuestMemoryMmap::clone(&table));
-        }
-        contained.keep(self.memory.memory().into_inner());
-        drop(table);
-        let mut all = lock(&self.contained);
-        // Wait for threads using an old table: memory missing from the new table belongs to the front end
-        // again. A thread blocked by a front end keeps its table until the next table comes.
-        let end = Instant::now() + LONGEST_USE;
-        while all.iter().any(BusErrorGuard::is_in_use) && Instant::now() < end {
-            std::thread::sleep(PAUSE);
-        }
-        all.push(contained);
-        all.retain(BusErrorGuard::is_in_use);
+        self.memory.replace(table, contained);
         Ok(())
     }
 
     fn set_backend_req_fd(&self, backend: Backend) {
-        self.mapper.set_channel(backend);
-        self.update_window(|window| window.channel = true);
+        self.update_window(self.mapper.set_channel(backend));
     }
 
     fn get_shmem_config(&self) -> io::Result<VhostUserShMemConfig> {
-        self.update_window(|window| window.asked = true);
+        self.update_window(self.mapper.note_size_asked());
         let mut sizes = [0; WINDOW_SHMID as usize + 1];
         sizes[WINDOW_SHMID as usize] = self.options.window_size;
         Ok(VhostUserShMemConfig::new(1, &sizes))

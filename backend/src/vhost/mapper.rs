@@ -78,6 +78,8 @@ pub(super) struct Mapper {
 struct State {
     jobs: VecDeque<Job>,
     channel: Option<Backend>,
+    /// The front end has asked for the size of the window.
+    size_asked: bool,
     /// The control ring runs: requests may go out. A request may crash a VMM with a stopped device.
     running: bool,
     closed: bool,
@@ -90,9 +92,19 @@ impl Mapper {
         lock(&self.state)
     }
 
-    /// Sets the channel for requests.
-    pub(super) fn set_channel(&self, channel: Backend) {
-        self.lock().channel = Some(channel);
+    /// Sets the channel for requests. `true`: the front end has asked for the size of the window
+    /// before.
+    pub(super) fn set_channel(&self, channel: Backend) -> bool {
+        let mut state = self.lock();
+        state.channel = Some(channel);
+        state.size_asked
+    }
+
+    /// The front end asks for the size of the window. `true`: the channel is set.
+    pub(super) fn note_size_asked(&self) -> bool {
+        let mut state = self.lock();
+        state.size_asked = true;
+        state.channel.is_some()
     }
 
     /// Sets whether requests may go out.

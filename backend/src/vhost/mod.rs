@@ -47,7 +47,9 @@ mod eventfd;
 mod faults;
 mod guest_memory;
 mod inline_delivery;
+mod lifecycle;
 mod mapper;
+mod memory_table;
 pub(crate) mod notifier;
 pub(crate) mod on_close;
 #[allow(unsafe_code, reason = "no crate reads these socket options in a sound way")]
@@ -57,12 +59,14 @@ mod pool_shares;
 mod processor_account;
 mod queues;
 mod ring;
+mod stopped_rings;
 pub(crate) mod timers;
 pub(crate) mod unix_socket;
 mod vfio_user;
 mod wake_cost;
 pub(crate) mod waker;
 pub(crate) mod watched_listener;
+mod workers;
 
 pub use faults::{FAULTS, Fault};
 

@@ -71,7 +71,7 @@ fn take_turn(
     budget: usize,
     mut step: impl FnMut(&mut Queue, &GuestMemoryMmap) -> Result<Step, ChainError>,
 ) -> Option<Turn> {
-    let memory = connection.memory.memory();
+    let memory = connection.memory.handle().memory();
     let mut signal = false;
     let turn = ring.with_queue(|queue| {
         let mut used = 0;
@@ -266,7 +266,7 @@ impl Connection {
     fn deliver_events(&self, start: Instant, context: &mut InlineContext) -> bool {
         let Some(ring) = self.ring(EVENT_QUEUE) else { return true };
         let InlineContext { chain, kicker } = context;
-        let memory = self.memory.memory();
+        let memory = self.memory.handle().memory();
         let mut signal = false;
         let done = ring.try_with_queue(|queue| {
             let mut used = 0;

@@ -41,19 +41,10 @@ impl RingObserver for Connection {
         if queue == usize::from(CONTROL_QUEUE) {
             self.mapper.set_running(running);
         }
-        let mut stopped = lock(&self.stopped);
-        let before = stopped.running;
-        let bit = 1 << queue;
-        stopped.running = if running { before | bit } else { before & !bit };
-        if stopped.running != 0 {
-            stopped.since = None;
-        } else if before != 0 {
-            let now = Instant::now();
-            stopped.since = Some(now);
-            drop(stopped);
-            if let Some(grace) = self.options.stopped_grace {
-                self.arm(now + grace);
-            }
+        if let Some(stopped) = self.stopped.ring_changed(queue, running)
+            && let Some(grace) = self.options.stopped_grace
+        {
+            self.arm(stopped + grace);
         }
     }
 }
