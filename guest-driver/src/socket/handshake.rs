@@ -8,7 +8,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::Stack;
-use super::stack::{Current, buffer_of};
+use super::devices::Current;
+use super::stack::buffer_of;
 use super::stream::SmcStream;
 use crate::handshake::{Broken, Outcome, Params};
 

@@ -8,9 +8,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::Stack;
+use super::devices::Current;
 use super::handshake::{Handshake, Side};
 use super::offers::{Offer, Source};
-use super::stack::Current;
 use super::stream::SmcStream;
 use crate::handshake::server::ServerHandshake;
 use crate::handshake::{Broken, FirstBytes, Outcome, Params};

@@ -15,7 +15,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::SmcStream;
-use super::stack::{OpenDevice, Stack};
+use super::devices::OpenDevice;
+use super::stack::Stack;
 use super::statistics::OwnReport;
 use crate::conn::{self, Conn};
 use crate::handshake::client::DeclineAnswer;
@@ -68,7 +69,7 @@ impl Stack {
         let until = Instant::now() + limit;
         prepare_thread();
         loop {
-            if is_free(self.slots()) {
+            if self.devices.is_unlocked() {
                 let devices = self.open_devices();
                 let mut held = LockGuardList::new();
                 if devices.iter().all(|device| device.try_hold(&mut held)) {
@@ -77,7 +78,7 @@ impl Stack {
                     return Some(match body() {
                         AfterFork::Release(result) => {
                             conn::hold_queues(false);
-                            if let Some(watch) = self.tcp_watch.get() {
+                            if let Some(watch) = self.outliving.watch() {
                                 watch.look_again();
                             }
                             result
@@ -100,7 +101,7 @@ impl Stack {
     /// Takes the devices over, in the child. Connections other than `kept` are closed, as the kernel
     /// does for an ending process.
     pub fn take_over(self: &Arc<Self>, kept: &[&SmcStream]) -> StackUpkeep {
-        self.tcp_watch.get().into_iter().for_each(|watch| watch.leave_to_parent());
+        self.outliving.watch().into_iter().for_each(|watch| watch.leave_to_parent());
         let live = self.live_devices();
         for OpenDevice { reactor, fabric, .. } in &live {
             reactor.forget_threads();
@@ -139,12 +140,12 @@ impl Stack {
 #[doc(hidden)]
 impl ForkLocks for Stack {
     fn is_unlocked(&self) -> bool {
-        is_free(&self.slots)
+        self.devices.is_unlocked()
             && is_free(&self.maintenance.closing)
             && is_free(&self.maintenance.deferred_drops)
-            && self.tcp_connections.is_unlocked()
+            && self.tcp_connections().is_unlocked()
             && self.offers.is_unlocked()
-            && self.tcp_watch.get().is_none_or(|watch| watch.is_unlocked())
+            && self.outliving.watch().is_none_or(|watch| watch.is_unlocked())
             && self.live_devices().iter().all(|live| {
                 live.reactor.is_unlocked()
                     && live.fabric.is_unlocked()
@@ -165,7 +166,7 @@ impl ForkLocks for Stack {
             all.extend(live.fabric.device().descriptors());
             all.extend(live.reactor.connections().iter().flat_map(|conn| conn.descriptors()));
         }
-        all.extend(self.tcp_watch.get().into_iter().flat_map(|watch| watch.descriptors()));
+        all.extend(self.outliving.watch().into_iter().flat_map(|watch| watch.descriptors()));
         for conn in self.without_device() {
             all.extend(conn.reactor().descriptors());
             all.extend(conn.descriptors());
@@ -246,7 +247,7 @@ impl PendingDecline {
     pub fn new(stack: &Arc<Stack>, tcp: TcpStream) -> Option<PendingDecline> {
         // Not the present devices: the device of the Proposal may have gone, and no other is opened for
         // this.
-        let last = lock(stack.slots()).current.clone()?;
+        let last = stack.devices.last()?;
         let handshake = DeclineAnswer::new(&last.config)?;
         Some(PendingDecline { handshake, tcp })
     }

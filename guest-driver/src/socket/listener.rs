@@ -17,7 +17,7 @@ use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags};
 use super::incoming::Incoming;
 use super::offers::Source;
 use super::stream::SmcStream;
-use super::{Stack, stack::Current};
+use super::{Stack, devices::Current};
 use crate::handshake::{self, Broken};
 use ism_sys::{lock, timespec};
 

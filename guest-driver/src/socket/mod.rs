@@ -3,6 +3,8 @@
 
 mod config;
 mod connect;
+mod counters;
+mod devices;
 mod discover;
 pub(crate) mod handshake;
 pub(crate) mod incoming;

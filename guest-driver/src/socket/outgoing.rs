@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::Stack;
+use super::devices::Current;
 use super::handshake::{Handshake, Side};
-use super::stack::Current;
 use super::stream::SmcStream;
 use crate::handshake::client::ClientHandshake;
 use crate::handshake::{Broken, Outcome, Params};
@@ -144,7 +144,7 @@ impl Side for ClientSide {
     ) -> io::Result<SmcStream> {
         match result {
             Err(broken) if !self.handshake.is_answered() => {
-                stack.count_broken();
+                stack.counters().count_broken();
                 self.unanswered = Some(tcp);
                 Err(broken.into())
             }

@@ -17,7 +17,7 @@ use crate::handshake::ring::RingParams;
 use crate::reactor::Reactor;
 use crate::reactor::tcp_watch::{TcpHandler, TcpWatch};
 use crate::smcd::{Fabric, Fabrics};
-use ism_sys::lock;
+use ism_sys::{OnceBox, lock};
 use virtio_ism::IsmDevice;
 
 /// Interval of checks whether connections have left a lost device.
@@ -54,9 +54,11 @@ const RETURN_PAUSE: Duration = Duration::from_millis(250);
 /// Pause between two steps of connections during the bring-up of their links.
 const LINK_PAUSE: Duration = Duration::from_millis(2);
 
-/// The progress of connections on TCP on their return to a device.
-#[derive(Debug, Default)]
-pub(super) struct ReturnState {
+/// The connections able to outlive their carrier, and their return to a device.
+#[derive(Default)]
+pub(super) struct Outliving {
+    /// The TCP connections of these connections.
+    watch: OnceBox<Arc<TcpWatch<Conn>>>,
     /// Some connection may come back.
     any: AtomicBool,
     /// A thread checks the connections.
@@ -64,7 +66,24 @@ pub(super) struct ReturnState {
     /// The thread is to check once more.
     again: AtomicBool,
     /// A device has been opened since the last check.
-    pub(super) opened: AtomicBool,
+    opened: AtomicBool,
+}
+
+impl Outliving {
+    /// The watch for the TCP connections, if there is one yet.
+    pub(super) fn watch(&self) -> Option<&Arc<TcpWatch<Conn>>> {
+        self.watch.get()
+    }
+
+    /// The connections, with or without a device.
+    fn connections(&self) -> Vec<Arc<Conn>> {
+        self.watch().map(|watch| watch.connections()).unwrap_or_default()
+    }
+
+    /// Notes that a device was opened: a refusal concerned the former device.
+    pub(super) fn device_opened(&self) {
+        self.opened.store(true, Ordering::SeqCst);
+    }
 }
 
 impl Stack {
@@ -73,7 +92,7 @@ impl Stack {
         if !self.config().outlive_device {
             return None;
         }
-        if let Some(watch) = self.tcp_watch.get() {
+        if let Some(watch) = self.outliving.watch() {
             return Some(watch.clone());
         }
         self.start_watch()
@@ -100,8 +119,7 @@ impl Stack {
 
     /// The connections able to outlive their device, and in none of these reactors.
     pub(super) fn not_among(&self, reactors: &[Arc<Reactor<Conn>>]) -> Vec<Arc<Conn>> {
-        let watch = self.tcp_watch.get();
-        let mut all = watch.map(|watch| watch.connections()).unwrap_or_default();
+        let mut all = self.outliving.connections();
         let known: FxHashSet<_> = reactors
             .iter()
             .flat_map(|reactor| reactor.connections())
@@ -113,8 +131,7 @@ impl Stack {
 
     /// Whether connections of this reactor, with its device gone, may continue with another one.
     pub(super) fn waits_on_tcp(&self, reactor: &Arc<Reactor<Conn>>) -> bool {
-        let watch = self.tcp_watch.get();
-        let all = watch.map(|watch| watch.connections()).unwrap_or_default();
+        let all = self.outliving.connections();
         all.iter().any(|conn| Arc::ptr_eq(conn.reactor(), reactor))
     }
 
@@ -136,51 +153,50 @@ impl Stack {
         let is_wanted = watch.take_wish();
         if is_wanted {
             // Valid until a thread has checked.
-            self.returns.any.store(true, Ordering::SeqCst);
+            self.outliving.any.store(true, Ordering::SeqCst);
         }
-        if !is_wanted && !self.returns.any.load(Ordering::SeqCst) {
+        if !is_wanted && !self.outliving.any.load(Ordering::SeqCst) {
             return None;
         }
         let now = Instant::now();
         if !is_wanted && now < *next {
             return Some(next.saturating_duration_since(now));
         }
-        if self.returns.runs.swap(true, Ordering::SeqCst) {
+        if self.outliving.runs.swap(true, Ordering::SeqCst) {
             // Seen by the running thread, or by the next.
-            self.returns.again.store(true, Ordering::SeqCst);
+            self.outliving.again.store(true, Ordering::SeqCst);
             return Some(RETURN_PAUSE);
         }
         *next = now + RETURN_PAUSE;
         let stack = self.clone();
         let started = ism_sys::start_thread("smc-return", ism_sys::USUAL_STACK, move || {
             loop {
-                stack.returns.again.store(false, Ordering::SeqCst);
+                stack.outliving.again.store(false, Ordering::SeqCst);
                 stack.look_for_returns();
-                if !stack.returns.again.load(Ordering::SeqCst) {
+                if !stack.outliving.again.load(Ordering::SeqCst) {
                     break;
                 }
             }
-            stack.returns.runs.store(false, Ordering::SeqCst);
-            if stack.returns.again.load(Ordering::SeqCst)
-                && let Some(watch) = stack.tcp_watch.get()
+            stack.outliving.runs.store(false, Ordering::SeqCst);
+            if stack.outliving.again.load(Ordering::SeqCst)
+                && let Some(watch) = stack.outliving.watch()
             {
                 watch.want_return();
             }
         });
         if let Err(error) = started {
             tracing::warn!(%error, "connections stay on TCP for now");
-            self.returns.runs.store(false, Ordering::SeqCst);
+            self.outliving.runs.store(false, Ordering::SeqCst);
         }
         Some(RETURN_PAUSE)
     }
 
     /// Does the next step for each connection that may come back to its device.
     fn look_for_returns(self: &Arc<Self>) {
-        let watch = self.tcp_watch.get();
-        let all = watch.map(|watch| watch.connections()).unwrap_or_default();
+        let all = self.outliving.connections();
         let mut coming = all.clone();
         coming.retain(|conn| conn.may_return_to_ring());
-        self.returns.any.store(!coming.is_empty(), Ordering::SeqCst);
+        self.outliving.any.store(!coming.is_empty(), Ordering::SeqCst);
         if coming.is_empty() {
             return;
         }
@@ -189,7 +205,7 @@ impl Stack {
         drop(all);
         // Opens the devices again where possible.
         let current = self.current();
-        if self.returns.opened.swap(false, Ordering::SeqCst) {
+        if self.outliving.opened.swap(false, Ordering::SeqCst) {
             // A refusal concerned the former device.
             coming.iter().for_each(|conn| conn.retry_return());
         }
@@ -199,15 +215,14 @@ impl Stack {
         }
         if links {
             std::thread::sleep(LINK_PAUSE);
-            self.returns.again.store(true, Ordering::SeqCst);
+            self.outliving.again.store(true, Ordering::SeqCst);
         }
     }
 
     /// Does the work of the thread for TCP, in a process without it: calls the connections not on their
     /// device. `true`: there are some.
     pub(super) fn serve_tcp(&self) -> bool {
-        let watch = self.tcp_watch.get();
-        let all = watch.map(|watch| watch.connections()).unwrap_or_default();
+        let all = self.outliving.connections();
         let mut any = false;
         let stays = RingParams {
             config: Arc::new(smc_core::handshake::Config::new(self.peer_id())),
@@ -239,9 +254,9 @@ impl Stack {
             });
         })?;
         // Only a watch with a thread, and only one of them.
-        if self.tcp_watch.set(watch.clone()).is_err() {
+        if self.outliving.watch.set(watch.clone()).is_err() {
             watch.stop_after(Vec::new());
         }
-        Ok(self.tcp_watch.get().cloned().unwrap_or(watch))
+        Ok(self.outliving.watch().cloned().unwrap_or(watch))
     }
 }

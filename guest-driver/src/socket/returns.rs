@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use rustc_hash::FxHashMap;
 use smc_core::handshake::{Config, Kinds};
 
-use super::stack::{Current, OpenDevice};
+use super::devices::{Current, OpenDevice};
 use crate::conn::{Conn, PeerDevice};
 use crate::handshake::link::RingRdma;
 use crate::handshake::ring::RingParams;

@@ -2,9 +2,8 @@
 //! The stack of a process: its devices and RNICs, and state beyond a single socket.
 
 use std::io;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use smc_core::handshake::{self, DeclineReason, IsmDevice as Offered, Kinds, Tolerance};
@@ -13,18 +12,19 @@ use smc_core::wire::ids::{Chid, Gid as WireGid, Hostname, LinkLimits, PeerId, Re
 use virtio_ism_abi::Gid;
 
 use super::config::{Config, DataPath, MAX_DEVICES};
+use super::counters::Counters;
+use super::devices::{Current, Devices, OpenDevice, Slot};
 use super::no_device::{kind_of_all, open_error};
 use super::offers::Offers;
-use super::outlive::{self, ReturnState};
-use super::statistics::{DeviceInfo, Handshakes, Process, Server, TcpConnections};
+use super::outlive::{self, Outliving};
+use super::statistics::{Handshakes, Process, Server, TcpConnections};
 use super::upkeep::Maintenance;
 use super::{ConnectionSnapshot, LinkGroupInfo, RnicInfo, Rnics};
 use crate::conn::{Common, Conn};
-use crate::handshake::{ByRdma, EstablishedConn};
 use crate::info::Fallback;
 use crate::reactor::Reactor;
 use crate::reactor::spin::Spin;
-use crate::reactor::tcp_watch::{TcpHandler, TcpWatch};
+use crate::reactor::tcp_watch::TcpHandler;
 use crate::smcd::{Fabric, Fabrics, SmcdSource};
 use crate::smcr::{NoRdma, RdmaHost};
 use crate::traffic::{CostModel, TrafficTable};
@@ -32,11 +32,6 @@ use ism_sys::{OnceBox, lock};
 use smc_rendezvous::PeerDiscovery;
 use virtio_ism::transport::DeviceAddress;
 use virtio_ism::{IsmDevice, OpenOptions, Prefer};
-
-/// The shortest pause before a stack tries again to open a device.
-const REOPEN_PAUSE: Duration = Duration::from_millis(100);
-/// The longest pause: a daemon that was too busy to answer may be fast again.
-const LONGEST_REOPEN_PAUSE: Duration = Duration::from_secs(30);
 
 /// The SMC stack of a process: its devices, RNICs, peers and configuration. Each socket belongs to a
 /// stack and keeps it alive. A closed connection does not: bytes not sent before the drop of the stack
@@ -46,26 +41,15 @@ pub struct Stack {
     config: Config,
     peer_id: PeerId,
     peer_discovery: PeerDiscovery,
-    pub(super) slots: Mutex<Slots>,
+    pub(super) devices: Devices,
     rdma: OnceBox<Result<Rdma, NoRdma>>,
     pub(super) maintenance: Maintenance,
     common: Common,
     counters: Counters,
-    pub(super) tcp_connections: TcpConnections,
     /// Accepted clients without a Confirm.
     pub(super) offers: Arc<Offers>,
     statistics: OnceBox<Server>,
-    /// The TCP connections of connections able to outlive their carrier.
-    pub(super) tcp_watch: OnceBox<Arc<TcpWatch<Conn>>>,
-    pub(super) returns: ReturnState,
-}
-
-#[derive(Default)]
-struct Counters {
-    smc: AtomicU64,
-    smc_r: AtomicU64,
-    tcp: AtomicU64,
-    broken: AtomicU64,
+    pub(super) outliving: Outliving,
 }
 
 /// Totals of a stack since its start.
@@ -89,98 +73,10 @@ pub struct Totals {
     pub groups: usize,
 }
 
-pub(super) struct Slots {
-    list: Vec<Slot>,
-    /// The resources of handshakes. A stack makes new ones when it opens or loses a device.
-    pub(super) current: Option<Arc<Current>>,
-}
-
-struct Slot {
-    address: DeviceAddress,
-    live: Option<OpenDevice>,
-    /// The reactor of the last open device.
-    reactor: Option<Arc<Reactor<Conn>>>,
-    /// The fabrics of lost devices, as long as a handshake may make a connection of one.
-    gone: Vec<Weak<Fabric>>,
-    /// The user of the daemon of the first device opened here.
-    owner: Option<u32>,
-    /// Not before this time is the device to be opened.
-    due: Option<Instant>,
-    error: String,
-    kind: io::ErrorKind,
-}
-
-impl Slot {
-    /// The device, if open and not about to go.
-    fn offered(&self) -> Option<&OpenDevice> {
-        self.live.as_ref().filter(|live| !live.fabric.device().is_leaving())
-    }
-
-    /// The fabrics of lost devices, with the present reactor.
-    fn gone(&self) -> impl Iterator<Item = (Weak<Fabric>, Arc<Reactor<Conn>>)> {
-        let with_reactor = |reactor: &Arc<Reactor<Conn>>| {
-            self.gone.iter().cloned().zip(std::iter::repeat(reactor.clone()))
-        };
-        self.reactor.iter().flat_map(with_reactor)
-    }
-
-    /// The reason for no device for new connections.
-    fn problem(&self) -> &str {
-        if self.live.is_some() { "the device is about to go" } else { &self.error }
-    }
-}
-
-/// An open device, with the reactor of its events.
-#[derive(Clone)]
-pub(super) struct OpenDevice {
-    pub(super) fabric: Arc<Fabric>,
-    pub(super) reactor: Arc<Reactor<Conn>>,
-}
-
 /// The RNICs, and the reactor of their events.
 struct Rdma {
     host: Arc<RdmaHost>,
     reactor: Arc<Reactor<Conn>>,
-}
-
-/// The devices and the configuration of a handshake.
-pub struct Current {
-    pub(crate) fabrics: Fabrics,
-    pub(crate) config: Arc<handshake::Config>,
-    pub(super) rdma: Option<(Arc<RdmaHost>, Arc<Reactor<Conn>>)>,
-    /// The devices of the fabrics, and devices about to go.
-    pub(super) open: Vec<OpenDevice>,
-    /// The fabrics of lost devices, with the reactors of their successors.
-    gone: Vec<(Weak<Fabric>, Arc<Reactor<Conn>>)>,
-    missing: String,
-}
-
-impl Current {
-    /// The reactor of a connection. Its device may have gone during the handshake.
-    pub(crate) fn reactor(&self, established: &EstablishedConn) -> Option<&Arc<Reactor<Conn>>> {
-        match established {
-            EstablishedConn::D(conn) => {
-                let its = Arc::as_ptr(&conn.fabric);
-                let open = self.open.iter().map(|open| (Arc::as_ptr(&open.fabric), &open.reactor));
-                let gone = self.gone.iter().map(|(fabric, reactor)| (fabric.as_ptr(), reactor));
-                open.chain(gone).find(|(fabric, _)| *fabric == its).map(|(_, reactor)| reactor)
-            }
-            EstablishedConn::R(_) => self.rdma.as_ref().map(|(_, reactor)| reactor),
-        }
-    }
-
-    /// The resources of handshakes for SMC-R, if there is any RNIC.
-    pub(crate) fn rdma(&self) -> Option<ByRdma<'_>> {
-        self.rdma.as_ref().map(|(host, reactor)| ByRdma { host, observer: &**reactor })
-    }
-
-    /// The reason for no device, if there is none.
-    pub(crate) fn no_device(&self) -> Option<Fallback> {
-        (self.fabrics.0.is_empty() && self.rdma.is_none()).then(|| match self.open.is_empty() {
-            true => Fallback::NoDevice(self.missing.clone()),
-            false => Fallback::Drained,
-        })
-    }
 }
 
 impl Stack {
@@ -197,18 +93,8 @@ impl Stack {
     pub fn open(config: Config) -> io::Result<Arc<Stack>> {
         let mut random = [0u8; 8];
         rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())?;
-        let slot = |address: &DeviceAddress| Slot {
-            address: address.clone(),
-            live: None,
-            reactor: None,
-            gone: Vec::new(),
-            owner: None,
-            due: None,
-            error: String::new(),
-            kind: io::ErrorKind::Other,
-        };
-        let list: Vec<_> = config.devices.iter().take(MAX_DEVICES).map(slot).collect();
-        let wanted = !list.is_empty();
+        let devices = Devices::new(config.devices.iter().take(MAX_DEVICES));
+        let wanted = !config.devices.is_empty();
         let common = Common {
             spin: Arc::new(Spin::new(config.spin)),
             moved: Arc::default(),
@@ -221,15 +107,13 @@ impl Stack {
             common,
             config,
             peer_id: PeerId(random),
-            slots: Mutex::new(Slots { list, current: None }),
+            devices,
             rdma: OnceBox::new(),
             maintenance: Maintenance::default(),
             counters: Counters::default(),
-            tcp_connections: TcpConnections::default(),
             offers: Arc::default(),
             statistics: OnceBox::new(),
-            tcp_watch: OnceBox::new(),
-            returns: ReturnState::default(),
+            outliving: Outliving::default(),
         });
         let rdma = stack.start_rdma();
         match (&rdma, &stack.config.rnics) {
@@ -241,8 +125,7 @@ impl Stack {
         let current = stack.current();
         match current.no_device() {
             Some(Fallback::NoDevice(why)) if wanted => {
-                let kinds: Vec<_> = lock(&stack.slots).list.iter().map(|slot| slot.kind).collect();
-                return Err(io::Error::new(kind_of_all(&kinds), why));
+                return Err(io::Error::new(kind_of_all(&stack.devices.error_kinds()), why));
             }
             _ => {}
         }
@@ -294,19 +177,15 @@ impl Stack {
 
     /// Totals since the start.
     pub fn totals(&self) -> Totals {
-        let peers: Vec<_> = lock(&self.slots)
-            .list
-            .iter()
-            .filter_map(|slot| slot.live.as_ref())
-            .flat_map(|live| live.fabric.all())
-            .collect();
+        let peers: Vec<_> = self.devices.open().iter().flat_map(|live| live.fabric.all()).collect();
         let groups = self.link_groups();
+        let [smc, smc_r, tcp, broken] = self.counters.totals();
         let rmbs: usize = groups.iter().map(|group| group.rmbs.1).sum();
         Totals {
-            smc: self.counters.smc.load(Ordering::Relaxed),
-            smc_r: self.counters.smc_r.load(Ordering::Relaxed),
-            tcp: self.counters.tcp.load(Ordering::Relaxed),
-            broken: self.counters.broken.load(Ordering::Relaxed),
+            smc,
+            smc_r,
+            tcp,
+            broken,
             closing: lock(&self.maintenance.closing).len(),
             peers: peers.len(),
             pooled: peers.iter().map(|peer| peer.pooled()).sum::<usize>() + rmbs,
@@ -328,16 +207,9 @@ impl Stack {
         &self.common
     }
 
-    pub(crate) fn count_smc(&self, established: &EstablishedConn) {
-        self.counters.smc.fetch_add(1, Ordering::Relaxed);
-        if matches!(established, EstablishedConn::R(_)) {
-            self.counters.smc_r.fetch_add(1, Ordering::Relaxed);
-        }
-    }
-
-    pub(crate) fn count_tcp(&self, why: &Fallback) {
-        self.counters.tcp.fetch_add(1, Ordering::Relaxed);
-        self.tcp_connections.count(why);
+    /// The counts of connections.
+    pub(super) fn counters(&self) -> &Counters {
+        &self.counters
     }
 
     /// Accepted clients without a Confirm.
@@ -347,7 +219,7 @@ impl Stack {
 
     /// The TCP connections of this stack.
     pub(super) fn tcp_connections(&self) -> &TcpConnections {
-        &self.tcp_connections
+        self.counters.tcp_connections()
     }
 
     /// The present devices, RNICs, link groups and connections, and totals since the start.
@@ -355,7 +227,7 @@ impl Stack {
         let totals = self.totals();
         let (connections, [sent, received]) = self.common.moved.with_open(|| self.connections());
         let mut report = Process {
-            devices: self.device_list(),
+            devices: self.devices.infos(),
             rnics: self.rnics(),
             no_rdma: self.no_rdma().map(ToString::to_string),
             groups: self.link_groups(),
@@ -373,39 +245,14 @@ impl Stack {
                 closing: totals.closing,
                 peers: totals.peers,
                 pooled: totals.pooled,
-                reasons: self.tcp_connections.reasons(),
+                reasons: self.tcp_connections().reasons(),
                 sent,
                 received,
             },
             ..Process::new()
         };
-        report.set_connections(connections, &self.tcp_connections);
+        report.set_connections(connections, self.tcp_connections());
         report
-    }
-
-    /// The devices of the configuration, open or not.
-    fn device_list(&self) -> Vec<DeviceInfo> {
-        let slots = lock(&self.slots);
-        let describe = |slot: &Slot| {
-            let path = slot.address.to_string();
-            match &slot.live {
-                Some(OpenDevice { fabric, .. }) => DeviceInfo {
-                    path,
-                    chid: Some(fabric.chid().to_string()),
-                    gid: Some(fabric.device().gid().to_string()),
-                    problem: None,
-                },
-                None => {
-                    let problem = Some(slot.error.clone());
-                    DeviceInfo { path, problem, ..DeviceInfo::default() }
-                }
-            }
-        };
-        slots.list.iter().map(describe).collect()
-    }
-
-    pub(crate) fn count_broken(&self) {
-        self.counters.broken.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Bytes of the own DMB of a new connection.
@@ -415,44 +262,12 @@ impl Stack {
 
     /// The open devices. Tries again to open the others.
     pub(crate) fn current(self: &Arc<Self>) -> Arc<Current> {
-        let mut slots = lock(&self.slots);
-        let mut changed = false;
-        for slot in &mut slots.list {
-            let is_lost =
-                |live: &OpenDevice| live.reactor.is_lost() || live.fabric.device().is_gone();
-            if slot.live.as_ref().is_some_and(is_lost) {
-                slot.gone.retain(|fabric| fabric.strong_count() > 0);
-                slot.gone.extend(slot.live.take().map(|live| Arc::downgrade(&live.fabric)));
-                changed = true;
-            }
-            let now = Instant::now();
-            if slot.live.is_none() && slot.due.is_none_or(|due| due <= now) {
-                slot.due = Some(now + REOPEN_PAUSE);
-                match self.start(slot) {
-                    Ok(live) => {
-                        slot.owner = slot.owner.or(live.fabric.device().owner());
-                        slot.reactor = Some(live.reactor.clone());
-                        slot.live = Some(live);
-                        self.returns.opened.store(true, Ordering::SeqCst);
-                    }
-                    Err(error) => {
-                        slot.due = Some(Instant::now() + reopen_pause(now.elapsed()));
-                        slot.kind = error.kind();
-                        let last = std::mem::replace(&mut slot.error, error.to_string());
-                        if slot.error != last {
-                            tracing::debug!(device = %slot.address, %error, "no device yet");
-                        }
-                    }
-                }
-                changed = true;
-            }
-        }
-        let offered = slots.list.iter().filter(|slot| slot.offered().is_some()).count();
-        changed |= slots.current.as_ref().is_none_or(|c| c.fabrics.0.len() != offered);
-        let known = slots.current.take().filter(|_| !changed);
-        let current = known.unwrap_or_else(|| Arc::new(self.describe(&slots.list)));
-        slots.current = Some(current.clone());
-        current
+        let open = |slot: &Slot| {
+            let live = self.start(slot)?;
+            self.outliving.device_opened();
+            Ok(live)
+        };
+        self.devices.current(open, |slots| self.describe(slots))
     }
 
     fn describe(&self, slots: &[Slot]) -> Current {
@@ -461,7 +276,7 @@ impl Stack {
         config.hostname = hostname();
         config.ueids = self.config.eids.clone();
         config.seid = self.config.testing.seid;
-        if live.is_empty() && slots.iter().any(|slot| slot.live.is_some()) {
+        if live.is_empty() && slots.iter().any(|slot| slot.open().is_some()) {
             config.without_device = DeclineReason::Drained;
         }
         config.wait = self.config.clc_timeout;
@@ -488,11 +303,8 @@ impl Stack {
                 gid: WireGid(live.fabric.device().gid().0),
             })
             .collect();
-        let mut missing: Vec<_> = slots
-            .iter()
-            .filter(|slot| slot.offered().is_none())
-            .map(|slot| format!("{}: {}", slot.address, slot.problem()))
-            .collect();
+        let mut missing: Vec<_> =
+            slots.iter().filter(|slot| slot.offered().is_none()).map(Slot::problem).collect();
         if slots.is_empty() {
             missing.push("none configured".into());
         }
@@ -507,7 +319,7 @@ impl Stack {
             fabrics: Fabrics(live.iter().map(|live| live.fabric.clone()).collect()),
             config: Arc::new(config),
             rdma: self.rdma().map(|rdma| (rdma.host.clone(), rdma.reactor.clone())),
-            open: slots.iter().filter_map(|slot| slot.live.clone()).collect(),
+            open: slots.iter().filter_map(Slot::open).cloned().collect(),
             gone: slots.iter().flat_map(Slot::gone).collect(),
             missing: missing.join("; "),
         }
@@ -516,22 +328,23 @@ impl Stack {
     /// Opens a device.
     fn start(self: &Arc<Self>, slot: &Slot) -> io::Result<OpenDevice> {
         // Connections waiting for the device on TCP keep their reactor.
-        let last = slot.reactor.as_ref().filter(|reactor| self.waits_on_tcp(reactor));
+        let last = slot.last_reactor().filter(|reactor| self.waits_on_tcp(reactor));
         if let Some(reactor) = last.filter(|reactor| !reactor.is_free()) {
             reactor.wake_background();
             return Err(io::Error::other("connections are leaving the device that is gone"));
         }
-        let mut options = OpenOptions::new(slot.address.clone());
+        let mut options = OpenOptions::new(slot.address().clone());
         options.guest_memory = self.config.guest_memory as u64;
         options.timeout = self.config.device_timeout;
         options.leaves = self.config.outlive_device;
-        options.owner = slot.owner;
+        options.owner = slot.owner();
         options.prefer = match self.config.path {
             DataPath::Auto => Prefer::Auto,
             DataPath::Window => Prefer::Window,
             DataPath::Move => Prefer::Move,
         };
-        let device = IsmDevice::open(options).map_err(|error| open_error(&slot.address, &error))?;
+        let device =
+            IsmDevice::open(options).map_err(|error| open_error(slot.address(), &error))?;
         let fabric = Fabric::new(device);
         let user: Weak<Stack> = Arc::downgrade(self);
         let source = SmcdSource::new(&fabric, user);
@@ -595,14 +408,9 @@ impl Stack {
 
     /// The open devices, without lost ones.
     pub(super) fn live_devices(&self) -> Vec<OpenDevice> {
-        let slots = lock(&self.slots);
-        let open = slots.list.iter().filter_map(|slot| slot.live.as_ref());
-        open.filter(|open| !open.fabric.device().is_gone()).cloned().collect()
-    }
-
-    /// The table of devices.
-    pub(super) fn slots(&self) -> &Mutex<Slots> {
-        &self.slots
+        let mut open = self.devices.open();
+        open.retain(|open| !open.fabric.device().is_gone());
+        open
     }
 
     /// Connections closed by the application, but not by the peer.
@@ -629,17 +437,12 @@ pub(super) fn buffer_of(bytes: usize) -> u32 {
 
 impl Drop for Stack {
     fn drop(&mut self) {
-        if let Some(watch) = self.tcp_watch.get() {
+        if let Some(watch) = self.outliving.watch() {
             let closing =
                 self.maintenance.closing.get_mut().unwrap_or_else(PoisonError::into_inner);
             watch.stop_after(closing.drain(..).filter(|conn| conn.is_sending()).collect());
         }
-        let slots = self.slots.get_mut().unwrap_or_else(PoisonError::into_inner);
-        for slot in &slots.list {
-            if let Some(live) = &slot.live {
-                live.reactor.stop();
-            }
-        }
+        self.devices.stop();
         if let Some(rdma) = self.rdma() {
             rdma.host.shut_down();
             rdma.reactor.stop();
@@ -670,12 +473,6 @@ fn run_in_background(
     };
     let thread = ism_sys::start_thread(name, ism_sys::USUAL_STACK, body);
     thread.map(|_| ()).inspect_err(|_| reactor.stopped())
-}
-
-/// The pause after a failed attempt to open a device: ten times as long as the attempt, because a daemon
-/// that hangs answers none for seconds, and calls of the program wait for each.
-fn reopen_pause(attempt: Duration) -> Duration {
-    (10 * attempt).clamp(REOPEN_PAUSE, LONGEST_REOPEN_PAUSE)
 }
 
 /// This host's name, as far as possible in CLC.

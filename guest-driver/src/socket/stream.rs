@@ -64,7 +64,7 @@ impl SmcStream {
             Ok(Outcome::Tcp(why)) => Self::of_tcp(stack, tcp, why),
             Err(broken) => {
                 if !broken.is_departure() {
-                    stack.count_broken();
+                    stack.counters().count_broken();
                 }
                 match &broken {
                     // A client may have confirmed just now: then SMC carries the connection for it.
@@ -96,7 +96,7 @@ impl SmcStream {
             ism_sys::reset_tcp(tcp);
             return Err(io::ErrorKind::ConnectionReset.into());
         };
-        stack.count_smc(&established);
+        stack.counters().count_smc(&established);
         let carrier = match established {
             EstablishedConn::D(parts) => Carrier::smcd(*parts),
             EstablishedConn::R(parts) => Carrier::smcr(*parts),
@@ -112,7 +112,7 @@ impl SmcStream {
         tcp: TcpStream,
         why: Fallback,
     ) -> io::Result<SmcStream> {
-        stack.count_tcp(&why);
+        stack.counters().count_tcp(&why);
         if why != Fallback::Asked {
             handshake::acknowledge_lazily(&tcp, false);
         }

@@ -50,7 +50,7 @@ impl Stack {
 
     /// Has the thread for TCP do its upkeep now, if there is such a thread.
     pub(super) fn wake_tcp_watch(&self) {
-        if let Some(watch) = self.tcp_watch.get() {
+        if let Some(watch) = self.outliving.watch() {
             watch.wake();
         }
     }
@@ -106,8 +106,8 @@ impl DeviceUser for Stack {
     }
 
     fn device_stays(&self) {
-        self.returns.opened.store(true, Ordering::SeqCst);
-        if let Some(watch) = self.tcp_watch.get() {
+        self.outliving.device_opened();
+        if let Some(watch) = self.outliving.watch() {
             watch.want_return();
         }
     }
