@@ -14,7 +14,7 @@ use guest_driver::{ConnectionInfo, Fallback};
 use ism_sys::OnceBox;
 
 use crate::sys::borrowed;
-use crate::{config, log, report_file, tcp_notes};
+use crate::{config, report_file, tcp_notes};
 
 fn write_line(text: &str) {
     tracing::info!(target: TARGET, "{text}");
@@ -276,12 +276,6 @@ pub(crate) fn keeper_gives_up(connections: usize, bytes: u64, after: Duration) {
     write_line(&format!(
         "{{\"event\":\"keeper_gives_up\",\"connections\":{connections},\"bytes\":{bytes}}}"
     ));
-}
-
-/// Reports that this process, a keeper, ends because its thread does not go on. Takes no memory.
-pub(crate) fn keeper_is_stuck() {
-    log::warn_at_once("a keeper ends: its thread has not gone on for a minute");
-    report_file::append_at_once("{\"event\":\"keeper_is_stuck\"}\n");
 }
 
 /// Reports the lack of TCP option 254, although required.

@@ -91,8 +91,8 @@ fn own_descriptors(first: c_int, last: c_int) -> Vec<c_int> {
     if config::get().is_some() && !fork::shares_memory() {
         own.extend(session::descriptors());
         own.extend(waiting::descriptors());
-        own.extend(relay::forward::descriptors());
-        own.extend(relay::fork::descriptors());
+        own.extend(relay::list::descriptors());
+        own.extend(relay::offers::descriptors());
     }
     // Numbers lent by the program are the program's.
     own.retain(|fd| (first..=last).contains(fd) && !DESCRIPTORS.has(*fd));

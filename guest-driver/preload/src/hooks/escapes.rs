@@ -243,17 +243,6 @@ pub(super) fn is_vfork_a_fork() -> bool {
     in_use
 }
 
-/// Runs before exit(2) ends a thread but not the process.
-pub(super) fn before_exit(status: c_int) {
-    if config::is_off() {
-        // A filter may allow the thread no other system call.
-        last_thread::exits(status, super::fork_and_exit::close_at_end);
-    } else if config::get().is_some() && raw::is_first_thread() && !fork::shares_memory() {
-        last_thread::exits(status, super::fork_and_exit::close_at_end);
-        within(|| last_thread::first_ends(session::opened().is_some()));
-    }
-}
-
 /// libc's function never returns, and unwinds the stack.
 extern "C" fn before_pthread_exit() -> *mut c_void {
     if config::get().is_some() && raw::is_first_thread() && !fork::shares_memory() {

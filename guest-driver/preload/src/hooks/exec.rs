@@ -27,7 +27,7 @@ const LONG: Duration = Duration::from_secs(60);
 /// Hands the relays on to a keeper at the end of the program, if other processes use the relays or
 /// if relays and send queues still hold bytes for peers.
 pub(super) fn pass_relays_on() {
-    relay::forward::finish(SHORT);
+    relay::list::finish(SHORT);
     kernel::await_sent(true, SHORT);
     kernel::await_sent(false, LONG);
     if !keeper::has_work() {
@@ -42,7 +42,7 @@ pub(super) fn pass_relays_on() {
 /// Waits until peers have taken the bytes of relays and send queues. For the case without a keeper.
 fn await_peers() {
     waiting::finish(true);
-    relay::forward::finish(LONG);
+    relay::list::finish(LONG);
     kernel::await_sent(true, LONG);
 }
 

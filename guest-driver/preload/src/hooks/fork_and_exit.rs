@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The functions called when the process forks, and at exit.
 
+use std::ffi::c_int;
 use std::time::Duration;
 
 use ism_sys::interrupt;
@@ -8,10 +9,10 @@ use ism_sys::interrupt;
 use super::within::within;
 use super::{escapes, exec};
 use crate::io::kernel;
-use crate::selection::{running, short_lived, waiting, worthwhile};
+use crate::selection::{running, session, short_lived, waiting, worthwhile};
 use crate::socket::table::{DESCRIPTORS, NUMBERS};
-use crate::sys::heap;
-use crate::{fork, last_thread, relay, tcp_notes};
+use crate::sys::{heap, raw};
+use crate::{config, fork, last_thread, relay, tcp_notes};
 
 /// Limit for a fork to wait for a lock. After the limit the fork goes on without the lock.
 const LOCK_LIMIT: Duration = Duration::from_millis(500);
@@ -26,7 +27,7 @@ fn comes_free() -> bool {
     NUMBERS.comes_free(LOCK_LIMIT)
         && waiting::comes_free(LOCK_LIMIT)
         && relay::fork::comes_free(LOCK_LIMIT)
-        && relay::forward::comes_free(LOCK_LIMIT)
+        && relay::list::comes_free(LOCK_LIMIT)
         && heap::comes_free(LOCK_LIMIT)
 }
 
@@ -45,7 +46,7 @@ pub(super) unsafe extern "C" fn before_fork() {
     last_thread::before_fork();
     waiting::before_fork();
     relay::fork::prepare();
-    relay::forward::before_fork();
+    relay::list::before_fork();
     // Last, because the calls above may allocate.
     heap::before_fork();
 }
@@ -71,7 +72,7 @@ fn leave_after_fork() {
 
 fn release_in_parent() {
     heap::after_fork();
-    relay::forward::in_parent();
+    relay::list::in_parent();
     relay::fork::in_parent();
     waiting::in_parent();
     NUMBERS.release_after_fork();
@@ -94,7 +95,7 @@ fn in_prepared_child() {
     last_thread::in_child();
     waiting::in_child();
     running::close_copies();
-    relay::forward::in_child();
+    relay::list::in_child();
     relay::fork::in_child();
     NUMBERS.release_after_fork();
 }
@@ -105,7 +106,7 @@ pub(super) fn in_untold_child() {
     fork::in_child();
     waiting::in_untold_child();
     running::close_copies();
-    relay::forward::close_in_child();
+    relay::list::close_in_child();
     relay::fork::in_child();
 }
 
@@ -140,4 +141,15 @@ extern "C" fn end() {
         escapes::flush_streams();
         close_connections();
     });
+}
+
+/// Runs before exit(2) ends a thread but not the process.
+pub(super) fn before_exit(status: c_int) {
+    if config::is_off() {
+        // A filter may allow the thread no other system call.
+        last_thread::exits(status, close_at_end);
+    } else if config::get().is_some() && raw::is_first_thread() && !fork::shares_memory() {
+        last_thread::exits(status, close_at_end);
+        within(|| last_thread::first_ends(session::opened().is_some()));
+    }
 }

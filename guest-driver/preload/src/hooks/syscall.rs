@@ -39,7 +39,7 @@ unsafe extern "C-unwind" fn syscall(
     f: usize,
 ) -> i64 {
     if number == libc::SYS_exit {
-        escapes::before_exit(a as c_int);
+        fork_and_exit::before_exit(a as c_int);
     }
     if config::get().is_some()
         && let Some(result) = by_hook(number, [a, b, c, d, e, f])
@@ -119,7 +119,7 @@ pub(super) const ANSWERED: [i64; 58] = [
 pub(super) fn answer(number: i64, arguments: [usize; 6]) -> Option<isize> {
     config::get()?;
     if number == libc::SYS_exit {
-        escapes::before_exit(arguments[0] as c_int);
+        fork_and_exit::before_exit(arguments[0] as c_int);
         return None;
     }
     let error = errno();

@@ -12,9 +12,9 @@ use guest_driver::{ChangeToken, SmcStream};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 
-use super::fork;
+use super::offers;
 use super::owner_end::{OwnerEnd, Received};
-use super::take_back::RunningTemporary;
+use super::temporary::RunningTemporary;
 use crate::socket::stream::{SocketState, StreamSocket};
 use crate::socket::table::DescriptorRef;
 use crate::sys::raw;
@@ -331,7 +331,7 @@ impl Relay {
         if !self.is_alone {
             // Counted before the offers: an offer ended meanwhile has no reference left.
             let refs = self.descriptor.refs() as usize;
-            let known = 1 + fork::offers_of(&self.descriptor);
+            let known = 1 + offers::offers_of(&self.descriptor);
             self.is_alone = self.stream().is_none() || refs <= known;
         }
         self.is_alone

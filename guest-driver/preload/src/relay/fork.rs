@@ -15,8 +15,7 @@
 //! in a session of its own (see `selection`).
 
 use std::ffi::c_int;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
-use std::sync::Arc;
+use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -24,100 +23,58 @@ use rustix::event::{PollFd, PollFlags};
 
 use super::forward::{give_options, install_relayed, put_pair, replace, start, start_undecided};
 use super::hand_over::{is_in_use, temporary_relay_of};
+use super::offers::{OUTSTANDING, Outstanding, RelayOffer, SharedPair, take};
 use crate::socket::owner_pipe;
-use crate::socket::pair::{HIGH_FDS, SocketPair, high};
+use crate::socket::pair::{HIGH_FDS, high};
 use crate::socket::stream::{RelayState, SocketState};
 use crate::socket::table::{DESCRIPTORS, DescriptorRef, NUMBERS};
 use crate::sys::fork_lock::ForkMutex;
-use crate::sys::{STACK, borrowed, own_numbers, owned, raw};
+use crate::sys::{STACK, own_numbers, owned, raw};
 
 /// Maximum number of inherited connections. In a program with more, the child's calls on the others
 /// fail.
 const MAX_CONNECTIONS: usize = 64;
 
-/// The pair of a connection, shared by all children forked before one of them asks. `None`: a child has
-/// asked.
-#[derive(Clone)]
-struct SharedPair(Arc<ForkMutex<Option<SocketPair>>>);
+/// Offers a connection to the child of a fork.
+fn offer(descriptor: DescriptorRef, fd: c_int) -> Option<RelayOffer> {
+    let pair = SharedPair::of(&descriptor, fd)?;
+    let socket = descriptor.stream()?;
+    let tcp = match socket.state() {
+        SocketState::Smc => None,
+        _ => Some(owned(raw::fcntl(fd, libc::F_DUPFD_CLOEXEC, HIGH_FDS).ok()? as c_int)),
+    };
+    socket.undecided.add_offer();
+    Some(RelayOffer { descriptor, fds: vec![fd], pair, cloexec: true, tcp })
+}
 
-impl SharedPair {
-    /// The pair of earlier children, or a new one.
-    fn of(descriptor: &DescriptorRef, fd: c_int) -> Option<SharedPair> {
-        let known = OUTSTANDING.lock().iter().flat_map(|offers| &offers.list).find_map(|offer| {
-            (offer.descriptor.is(descriptor) && offer.pair.0.lock().is_some())
-                .then(|| offer.pair.clone())
-        });
-        known.or_else(|| Some(SharedPair(Arc::new(ForkMutex::new(Some(SocketPair::new(fd)?))))))
+/// Ends the offer: the child will not ask.
+fn end(offer: RelayOffer) {
+    if let Some(socket) = offer.descriptor.stream() {
+        socket.undecided.remove_offer();
     }
 }
 
-/// A connection offered to a child.
-struct RelayOffer {
-    descriptor: DescriptorRef,
-    /// The program's descriptors of the connection.
-    fds: Vec<c_int>,
-    pair: SharedPair,
-    /// Whether the kernel closes all the descriptors when the child executes a program.
-    cloexec: bool,
-    /// TCP socket of a connection with a handshake under way.
-    tcp: Option<OwnedFd>,
-}
-
-impl RelayOffer {
-    fn new(descriptor: DescriptorRef, fd: c_int) -> Option<RelayOffer> {
-        let pair = SharedPair::of(&descriptor, fd)?;
-        let socket = descriptor.stream()?;
-        let tcp = match socket.state() {
-            SocketState::Smc => None,
-            _ => Some(owned(raw::fcntl(fd, libc::F_DUPFD_CLOEXEC, HIGH_FDS).ok()? as c_int)),
-        };
-        socket.undecided.add_offer();
-        Some(RelayOffer { descriptor, fds: vec![fd], pair, cloexec: true, tcp })
-    }
-
-    /// Ends the offer: the child will not ask.
-    fn end(self) {
-        if let Some(socket) = self.descriptor.stream() {
-            socket.undecided.remove_offer();
+/// Serves the child from now on.
+fn serve(offer: RelayOffer) {
+    let Some(pair) = offer.pair.0.lock().take() else {
+        // A child forked before has asked already.
+        return end(offer);
+    };
+    // The program may have closed its descriptors by now; the child's relay works all the same.
+    let fds: Vec<c_int> = offer.fds.iter().copied().filter(|fd| offer.has(*fd)).collect();
+    let temporary = offer.tcp.is_none().then(|| temporary_relay_of(&fds, &pair)).flatten();
+    replace(&offer.descriptor, &fds, &pair.program_end, temporary.as_ref());
+    match offer.tcp {
+        // The offer stays counted: the handshake goes on although the program has no descriptor of
+        // the connection any more.
+        Some(tcp) => {
+            let _ = start_undecided(offer.descriptor, pair, tcp);
         }
-    }
-
-    /// Serves the child from now on.
-    fn start(self) {
-        let Some(pair) = self.pair.0.lock().take() else {
-            // A child forked before has asked already.
-            return self.end();
-        };
-        // The program may have closed its descriptors by now; the child's relay works all the same.
-        let fds: Vec<c_int> = self.fds.iter().copied().filter(|fd| self.has(*fd)).collect();
-        let temporary = self.tcp.is_none().then(|| temporary_relay_of(&fds, &pair)).flatten();
-        replace(&self.descriptor, &fds, &pair.program_end, temporary.as_ref());
-        match self.tcp {
-            // The offer stays counted: the handshake goes on although the program has no descriptor of
-            // the connection any more.
-            Some(tcp) => {
-                let _ = start_undecided(self.descriptor, pair, tcp);
+        None => {
+            if let Some(socket) = offer.descriptor.stream() {
+                socket.undecided.remove_offer();
             }
-            None => {
-                if let Some(socket) = self.descriptor.stream() {
-                    socket.undecided.remove_offer();
-                }
-                start(self.descriptor, pair, temporary);
-            }
-        }
-    }
-
-    /// Whether a descriptor is one of the connection's.
-    fn has(&self, fd: c_int) -> bool {
-        let cookie = |fd: BorrowedFd<'_>| rustix::net::sockopt::socket_cookie(fd).ok();
-        match (DESCRIPTORS.get(fd), &self.tcp) {
-            (Some(now), _) => now.is(&self.descriptor),
-            // The handshake has ended with TCP, so the table has no entry any more.
-            (None, Some(tcp)) => {
-                let theirs = cookie(borrowed(fd));
-                theirs.is_some() && theirs == cookie(tcp.as_fd())
-            }
-            (None, None) => false,
+            start(offer.descriptor, pair, temporary);
         }
     }
 }
@@ -134,31 +91,6 @@ struct RelayOffers {
 /// The offers between the fork's first and last handler. Parent and child each take their copy.
 static PREPARED: ForkMutex<Option<RelayOffers>> = ForkMutex::new(None);
 
-/// Offers still open to a child.
-struct Outstanding {
-    id: u64,
-    list: Vec<RelayOffer>,
-    lifetime: OwnedFd,
-    /// The number of the socket where the owner's thread waits.
-    request: c_int,
-}
-
-impl Outstanding {
-    fn descriptors(&self) -> Vec<c_int> {
-        let mut all = vec![self.lifetime.as_raw_fd(), self.request];
-        for offer in &self.list {
-            all.extend(offer.tcp.as_ref().map(AsRawFd::as_raw_fd));
-            let pair = offer.pair.0.lock();
-            let ends = pair.iter().flat_map(|pair| [&pair.owner_end, &pair.program_end]);
-            all.extend(ends.map(AsRawFd::as_raw_fd));
-        }
-        all
-    }
-}
-
-/// The offers to all children. Changes of the list need [`NUMBERS`].
-static OUTSTANDING: ForkMutex<Vec<Outstanding>> = ForkMutex::new(Vec::new());
-
 fn pipe() -> Option<(OwnedFd, OwnedFd)> {
     let (reader, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).ok()?;
     Some((high(reader), high(writer)))
@@ -169,17 +101,6 @@ fn sockets() -> Option<(OwnedFd, OwnedFd)> {
     let (unix, stream) = (AddressFamily::UNIX, SocketType::STREAM);
     let (ours, theirs) = socketpair(unix, stream, SocketFlags::CLOEXEC, None).ok()?;
     Some((high(ours), high(theirs)))
-}
-
-/// The descriptors for requests and ends of the children.
-pub(crate) fn descriptors() -> Vec<c_int> {
-    OUTSTANDING.lock().iter().flat_map(Outstanding::descriptors).collect()
-}
-
-/// The offers' references to a connection.
-pub(super) fn offers_of(descriptor: &DescriptorRef) -> usize {
-    let all = OUTSTANDING.lock();
-    all.iter().flat_map(|offers| &offers.list).filter(|o| o.descriptor.is(descriptor)).count()
 }
 
 /// Whether a fork can take the locks of the offers within `limit`.
@@ -201,7 +122,7 @@ pub(crate) fn prepare() {
             offer.fds.push(fd);
             offer.cloexec &= cloexec;
         } else if list.len() < MAX_CONNECTIONS
-            && let Some(offer) = RelayOffer::new(descriptor, fd)
+            && let Some(offer) = offer(descriptor, fd)
         {
             list.push(RelayOffer { cloexec, ..offer });
         }
@@ -215,7 +136,7 @@ pub(crate) fn prepare() {
             let _ = raw::fcntl(lifetime.1.as_raw_fd(), libc::F_SETFD, 0);
             *PREPARED.lock() = Some(RelayOffers { list, request, lifetime });
         }
-        _ => list.into_iter().for_each(RelayOffer::end),
+        _ => list.into_iter().for_each(end),
     }
 }
 
@@ -264,13 +185,6 @@ pub(crate) fn in_parent() {
     });
 }
 
-/// Takes the offers of a fork, unless another thread has taken them.
-fn take(id: u64) -> Option<Outstanding> {
-    let mut all = OUTSTANDING.lock();
-    let at = all.iter().position(|offers| offers.id == id);
-    at.map(|at| all.swap_remove(at))
-}
-
 fn await_child(id: u64, request: &OwnedFd) {
     let mut word = [0u8; 1];
     let asked = loop {
@@ -300,8 +214,8 @@ fn is_alive(offers: &Outstanding) -> bool {
 fn settle(offers: Outstanding, is_taken: impl Fn(&RelayOffer) -> bool) {
     for offer in offers.list {
         match is_taken(&offer) {
-            true => offer.start(),
-            false => offer.end(),
+            true => serve(offer),
+            false => end(offer),
         }
     }
 }

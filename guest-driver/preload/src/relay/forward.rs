@@ -1,31 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Relays: one thread forwards the bytes between pairs of Unix sockets and connections.
-//!
-//! The thread holds [`RELAYS`] while moving bytes, and does not wait meanwhile. So a process with the
-//! lock finds each byte either in a socket or in the list, and can give the list to a child (see
-//! `keeper`).
 
 use std::ffi::c_int;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use guest_driver::SmcStream;
 use guest_driver::interpose::StackUpkeep;
-use rustix::thread::futex;
 
 use super::flow::{Relay, RelayCarrier};
-use super::keeper::KeeperLimit;
-use super::take_back::{self, RunningTemporary};
+use super::keeper_limit::KeeperLimit;
+use super::list::{self, has_unsent_bytes, lock, note_progress, own_sleeper, wake};
+use super::take_back;
+use super::temporary::RunningTemporary;
 use crate::fork;
 use crate::socket::pair::SocketPair;
 use crate::socket::registrations;
 use crate::socket::sleeper::Sleeper;
 use crate::socket::stream::{RelayState, SocketRole, StreamSocket, TemporaryRelay};
 use crate::socket::table::{DESCRIPTORS, Descriptor, DescriptorRef};
-use crate::sys::fork_lock::{ForkMutex, ForkMutexGuard};
-use crate::sys::{STACK, leaked, own_copies, raw};
+use crate::sys::{STACK, own_copies, raw};
 
 /// Bytes moved at a time.
 const CHUNK: usize = 256 << 10;
@@ -39,40 +34,6 @@ const HELD_UP_PAUSE: Duration = Duration::from_millis(1);
 const DEVICE_EVENTS: u32 = (libc::EPOLLIN | libc::EPOLLRDHUP | libc::EPOLLET) as u32;
 /// The sleeper's data for events of the devices' own descriptors.
 const DEVICES: u64 = u64::MAX;
-
-/// The relays of a process.
-#[derive(Default)]
-pub(super) struct Relays {
-    pub(super) list: Vec<Relay>,
-    /// The generation of the process (see `fork`) with the running thread.
-    runs: Option<u32>,
-}
-
-static RELAYS: ForkMutex<Relays> = ForkMutex::new(Relays { list: Vec::new(), runs: None });
-/// The thread's sleeper, and the generation of its process.
-static SLEEPER: AtomicPtr<(Sleeper, u32)> = AtomicPtr::new(std::ptr::null_mut());
-/// Changes when a relay has forwarded bytes, or has ended.
-static PROGRESS: AtomicU32 = AtomicU32::new(0);
-
-/// The relays, locked: no byte moves meanwhile.
-pub(super) fn lock() -> ForkMutexGuard<'static, Relays> {
-    RELAYS.lock()
-}
-
-/// Whether send queues have bytes that a keeper can send.
-pub(super) fn has_unsent_bytes() -> bool {
-    SmcStream::any_has_unsent_bytes()[0]
-}
-
-/// A counter, changed when a relay has forwarded bytes, or has ended.
-pub(super) fn progress() -> u32 {
-    PROGRESS.load(Ordering::SeqCst)
-}
-
-fn note_progress() {
-    PROGRESS.fetch_add(1, Ordering::SeqCst);
-    let _ = futex::wake(&PROGRESS, futex::Flags::PRIVATE, i32::MAX as u32);
-}
 
 /// Replaces descriptors of a connection by an end of a pair, and makes their entries in the table. The
 /// caller holds the lock of the numbers.
@@ -179,30 +140,11 @@ fn add(
     false
 }
 
-/// Wakes the thread for another check of the list.
-pub(super) fn wake() {
-    if let Some((sleeper, _)) = leaked(SLEEPER.load(Ordering::Acquire)) {
-        sleeper.watch.wake();
-    }
-}
-
-/// The sleeper of this process's thread; made on first use. `None`: no descriptors are left.
-fn own_sleeper() -> Option<&'static Sleeper> {
-    let known = leaked(SLEEPER.load(Ordering::Acquire));
-    if let Some((sleeper, _)) = known.filter(|(_, generation)| *generation == fork::generation()) {
-        return Some(sleeper);
-    }
-    let new = Box::leak(Box::new((Sleeper::new().ok()?, fork::generation())));
-    SLEEPER.store(std::ptr::from_mut(new), Ordering::Release);
-    Some(&new.0)
-}
-
 /// Runs the relays until there are none. With `upkeep` also does the work of the stack's threads, and
 /// goes on until the send queues are empty.
 pub(super) fn run(mut upkeep: Option<StackUpkeep>) {
     if upkeep.is_some() {
-        // The eventfds of the old sleeper are shared with the parent.
-        SLEEPER.store(std::ptr::null_mut(), Ordering::Release);
+        list::forget_sleeper();
     }
     let Some(sleeper) = own_sleeper() else { return };
     for fd in upkeep.iter().flat_map(StackUpkeep::waits_for) {
@@ -315,16 +257,6 @@ fn watch(relay: &mut Relay, sleeper: &Sleeper) {
     }
 }
 
-/// Takes [`watch`] back for a relay off the list, in use without this thread.
-pub(super) fn leave(relay: &Relay) {
-    if let Some((sleeper, _)) = leaked(SLEEPER.load(Ordering::Acquire)) {
-        sleeper.remove(relay.owner_end.as_raw_fd());
-        if let Some(stream) = relay.stream() {
-            stream.unwatch(&sleeper.watch);
-        }
-    }
-}
-
 /// Ends a relay, and takes [`watch`] back.
 fn unwatch(relay: &Relay, sleeper: &Sleeper) {
     relay.end();
@@ -382,76 +314,5 @@ fn sleep(sleeper: &Sleeper, count: u32, pause: Duration, mut upkeep: Option<&mut
         if n < events.len() {
             break;
         }
-    }
-}
-
-/// The descriptors of the relays of this process.
-pub(crate) fn descriptors() -> Vec<c_int> {
-    let mut all: Vec<c_int> = lock().list.iter().flat_map(Relay::descriptors).collect();
-    if let Some((sleeper, generation)) = leaked(SLEEPER.load(Ordering::Acquire))
-        && *generation == fork::generation()
-    {
-        all.extend(sleeper.descriptors());
-    }
-    all
-}
-
-/// Whether a fork can take the lock of the relays within `limit`.
-pub(crate) fn comes_free(limit: Duration) -> bool {
-    RELAYS.comes_free(limit)
-}
-
-/// Takes the lock of the relays, before a fork.
-pub(crate) fn before_fork() {
-    RELAYS.acquire_before_fork();
-}
-
-/// Undoes [`before_fork`], in the parent.
-pub(crate) fn in_parent() {
-    RELAYS.release_after_fork();
-}
-
-/// Undoes [`before_fork`], in the child.
-pub(crate) fn in_child() {
-    RELAYS.release_after_fork();
-    close_in_child();
-}
-
-/// Closes the owner's ends of the parent's relays, in the child: holders of the other ends must see the
-/// end of the relay although this process lives on.
-pub(crate) fn close_in_child() {
-    let relays = std::mem::take(&mut *lock());
-    for relay in relays.list {
-        let _ = raw::close(relay.owner_end.as_raw_fd());
-        if let RelayCarrier::Tcp(tcp) | RelayCarrier::Undecided(tcp) = &relay.carrier {
-            let _ = raw::close(tcp.as_raw_fd());
-        }
-        // The numbers are closed, and the connections are the parent's.
-        std::mem::forget(relay);
-    }
-    if let Some((sleeper, _)) = leaked(SLEEPER.swap(std::ptr::null_mut(), Ordering::AcqRel)) {
-        let _ = raw::close(sleeper.outer.as_raw_fd());
-        let _ = raw::close(sleeper.watch.notifier().as_raw_fd());
-    }
-}
-
-/// Waits at the end of the process until the peers have taken the program's bytes, for at most `limit`.
-/// Does not wait for a relay with its other end in another process.
-pub(crate) fn finish(limit: Duration) {
-    let until = Instant::now() + limit;
-    loop {
-        let before = PROGRESS.load(Ordering::SeqCst);
-        if !lock().list.iter().any(Relay::is_closed) {
-            return;
-        }
-        let left = until.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return;
-        }
-        let timeout = futex::Timespec {
-            tv_sec: left.as_secs() as i64,
-            tv_nsec: i64::from(left.subsec_nanos()),
-        };
-        let _ = futex::wait(&PROGRESS, futex::Flags::PRIVATE, before, Some(&timeout));
     }
 }

@@ -3,7 +3,7 @@
 //! program, while other processes still use the program's ends. The keeper also empties the send queues
 //! of the program's connections.
 //!
-//! The process forks while no byte moves ([`super::forward::lock`]) and none of its threads uses a
+//! The process forks while no byte moves ([`super::list::lock`]) and none of its threads uses a
 //! device ([`Stack::hold_devices`]). The child has all memory and descriptors of the session. The child
 //! has one thread, for the relays and for the work of the session's threads. The child waits until its
 //! maker has ended or has executed the program, and ends after the last relay and the last byte.
@@ -17,18 +17,20 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use guest_driver::interpose::{AfterFork, ForkLocks, PendingDecline, StackUpkeep};
+use guest_driver::interpose::{AfterFork, ForkLocks, PendingDecline};
 use guest_driver::{SmcStream, Stack};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{SendFlags, send};
 
 use super::flow::{Relay, RelayCarrier};
-use super::forward::{self, Relays};
+use super::forward::run;
+use super::keeper_limit::{end, turn};
+use super::list::{self, Relays};
 use crate::socket::pair::high;
 use crate::socket::table::DescriptorRef;
 use crate::sys::raw::ForkResult;
 use crate::sys::{fork_lock, heap, own_numbers, raw, watchdog};
-use crate::{config, fork, log, status};
+use crate::{fork, log, report_file, status};
 
 /// Limit for the attempts to find a moment without locks held by threads.
 const LIMIT: Duration = Duration::from_secs(2);
@@ -37,10 +39,6 @@ const DECIDED: Duration = Duration::from_secs(35);
 /// Limit to wait for the child's report of a good state. A busy machine may leave the child no
 /// processor. A child with a held lock ends, and the end is seen at once.
 const ANSWER: Duration = Duration::from_secs(10);
-/// Limit of a turn of the keeper's thread; the keeper ends after the limit. No turn waits for a peer.
-const TURN: Duration = Duration::from_secs(60);
-/// Interval of the checks for progress of the peers.
-const LOOK: Duration = Duration::from_secs(1);
 const NAME: &CStr = c"smc-keeper";
 
 /// The step of the process while the keeper waits.
@@ -64,7 +62,7 @@ enum Attempt<T> {
 
 /// Whether there is work for a keeper: relays, or send queues with bytes.
 pub(crate) fn has_work() -> bool {
-    forward::has_unsent_bytes() || !forward::lock().list.is_empty()
+    list::has_unsent_bytes() || !list::lock().list.is_empty()
 }
 
 /// Makes a keeper for the relays, and calls `next` while the keeper waits. `None`: there can be no
@@ -83,14 +81,14 @@ pub(crate) fn make<T>(
     let until = Instant::now() + LIMIT;
     let mut next = Some(next);
     loop {
-        let relays = forward::lock();
+        let relays = list::lock();
         let held = HeldAnswers::of(&relays);
         if relays.list.iter().any(is_being_decided) && Instant::now() < until {
             drop((relays, held));
             std::thread::sleep(Duration::from_millis(1));
             continue;
         }
-        if !relays.list.iter().any(can_be_kept) && !forward::has_unsent_bytes() {
+        if !relays.list.iter().any(can_be_kept) && !list::has_unsent_bytes() {
             return None;
         }
         let left = until.saturating_duration_since(Instant::now());
@@ -117,7 +115,7 @@ pub(crate) fn make<T>(
 fn await_decisions() {
     let until = Instant::now() + DECIDED;
     let any = || {
-        let relays = forward::lock();
+        let relays = list::lock();
         let _held = HeldAnswers::of(&relays);
         relays.list.iter().any(is_being_decided)
     };
@@ -264,7 +262,7 @@ fn keep(
         relay.go_on_alone();
     }
     drop(relays);
-    forward::run(Some(upkeep));
+    run(Some(upkeep));
     end(0);
 }
 
@@ -288,64 +286,13 @@ fn is_left_alone(maker: &OwnedFd) -> bool {
     }
 }
 
-static IS_STUCK: fn() = status::keeper_is_stuck;
-
-/// Limit for a keeper to wait for peers without progress.
-fn limit() -> Duration {
-    config::get().map_or(TURN, |config| config.keeper)
+/// Reports that this process, a keeper, ends because its thread does not go on. Takes no memory.
+fn report_stuck() {
+    log::warn_at_once("a keeper ends: its thread has not gone on for a minute");
+    report_file::append_at_once("{\"event\":\"keeper_is_stuck\"}\n");
 }
 
-/// Limit of one turn.
-fn turn() -> Duration {
-    limit().clamp(LOOK * 2, TURN)
-}
-
-/// Progress of the peers with the keeper's bytes. TCP gives a closed connection up if the peer reads
-/// nothing; likewise a keeper ends if none of its peers makes progress.
-pub(super) struct KeeperLimit {
-    /// Connections and bytes left at the last check, and the counter of the relays' progress.
-    seen: (usize, u64, u32),
-    /// Duration without progress.
-    idle: Duration,
-    last: Instant,
-}
-
-impl KeeperLimit {
-    pub(super) fn new() -> KeeperLimit {
-        KeeperLimit { seen: Default::default(), idle: Duration::ZERO, last: Instant::now() }
-    }
-
-    /// Checks once a second, and ends the process after too long a wait.
-    pub(super) fn look(&mut self, upkeep: &StackUpkeep) {
-        let passed = self.last.elapsed();
-        if passed < LOOK {
-            return;
-        }
-        self.last = Instant::now();
-        // The process may have been stopped for longer, unable to send.
-        self.idle += passed.min(2 * LOOK);
-        watchdog::restart(turn());
-        let relays = forward::lock();
-        let is_used = relays.list.iter().any(|relay| !relay.is_closed());
-        let relayed: u64 = relays.list.iter().map(Relay::unsent).sum();
-        drop(relays);
-        let (connections, bytes) = upkeep.undelivered();
-        let seen = (connections, bytes + relayed, forward::progress());
-        if is_used || seen != self.seen {
-            (self.seen, self.idle) = (seen, Duration::ZERO);
-        }
-        if self.idle < limit() {
-            return;
-        }
-        status::keeper_gives_up(connections, bytes + relayed, self.idle);
-        for relay in &mut forward::lock().list {
-            relay.fail();
-            relay.end();
-        }
-        upkeep.reset_undelivered();
-        end(1);
-    }
-}
+static IS_STUCK: fn() = report_stuck;
 
 /// Takes the handshake of a client over.
 fn decline_answer(stack: &Arc<Stack>, relay: &mut Relay) {
@@ -355,12 +302,6 @@ fn decline_answer(stack: &Arc<Stack>, relay: &mut Relay) {
     match PendingDecline::new(stack, tcp.into()) {
         Some(decliner) => relay.carrier = RelayCarrier::Declining(Box::new(decliner)),
         None => relay.fail(),
-    }
-}
-
-fn end(status: c_int) -> ! {
-    loop {
-        let _ = raw::exit_group(status);
     }
 }
 

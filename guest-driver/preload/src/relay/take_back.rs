@@ -24,56 +24,26 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use super::flow::Relay;
-use super::{forward, holders};
+use super::{holders, list};
 use crate::fork;
 use crate::socket::stream::{StreamSocket, TemporaryRelay};
 use crate::socket::table::{DESCRIPTORS, DescriptorRef, NUMBERS};
 use crate::socket::{descriptors, registrations};
 use crate::sys::{borrowed, raw};
 
-/// Pause between the beginning of a temporary relay and the first check.
-const FIRST_PAUSE: Duration = Duration::from_millis(20);
-/// Longest pause between two checks.
-const LONGEST_PAUSE: Duration = Duration::from_secs(60);
-/// Ratio of a pause to the duration of a check.
-const PAUSE_PER_LOOK: u32 = 50;
 /// Limit for the kernel to close a socket without processes, in milliseconds.
 const CLOSES: i64 = 1000;
 /// Buffer for bytes of the program not yet sent by the relay.
 const ROOM: usize = 64 << 10;
 
-/// A temporary relay, and the time of the next check for other processes.
-pub(super) struct RunningTemporary {
-    temporary: Arc<TemporaryRelay>,
-    next: Instant,
-    pause: Duration,
-}
-
-impl RunningTemporary {
-    pub(super) fn new(temporary: Arc<TemporaryRelay>) -> RunningTemporary {
-        RunningTemporary { temporary, next: Instant::now() + FIRST_PAUSE, pause: FIRST_PAUSE }
-    }
-
-    /// Whether no other process had the end at the last check.
-    pub(super) fn is_alone(&self) -> bool {
-        self.temporary.was_alone()
-    }
-
-    /// Time of the next check; `None`: no other process had the end.
-    fn next(&self) -> Option<Instant> {
-        (!self.is_alone()).then_some(self.next)
-    }
-}
-
 /// Checks the temporary relays with a due check. Returns the limit of the thread's sleep, at most
 /// `pause`.
 pub(super) fn look(pause: Duration) -> Duration {
     let now = Instant::now();
-    let is_due = |running: &&RunningTemporary| running.next().is_some_and(|next| next <= now);
     let due: Vec<_> = {
-        let relays = forward::lock();
+        let relays = list::lock();
         let temporaries = relays.list.iter().filter_map(|relay| relay.temporary.as_ref());
-        temporaries.filter(is_due).map(|running| running.temporary.clone()).collect()
+        temporaries.filter(|running| running.is_due(now)).map(|r| r.relay().clone()).collect()
     };
     if !due.is_empty() {
         // A child made from here on changes the number.
@@ -83,13 +53,11 @@ pub(super) fn look(pause: Duration) -> Duration {
         free.for_each(|(temporary, _)| temporary.set_alone(children));
     }
     let took = now.elapsed();
-    let mut relays = forward::lock();
+    let mut relays = list::lock();
     let mut pause = pause;
     for running in relays.list.iter_mut().filter_map(|relay| relay.temporary.as_mut()) {
-        if is_due(&&*running) {
-            let doubled = running.pause.max(took * PAUSE_PER_LOOK).saturating_mul(2);
-            running.pause = doubled.min(LONGEST_PAUSE);
-            running.next = now + running.pause;
+        if running.is_due(now) {
+            running.checked(now, took);
         }
         if let Some(next) = running.next() {
             pause = pause.min(next.saturating_duration_since(now));
@@ -171,18 +139,18 @@ fn take_back(temporary: &Arc<TemporaryRelay>, descriptor: &DescriptorRef) -> boo
 /// Gives the numbers back to the TCP socket and to SMC. The caller has made sure that no thread of this
 /// process uses them.
 fn put_back(temporary: &Arc<TemporaryRelay>, entries: &[(c_int, DescriptorRef)]) -> bool {
-    let mut relays = forward::lock();
+    let mut relays = list::lock();
     let is_it = |relay: &Relay| {
-        relay.temporary.as_ref().is_some_and(|running| Arc::ptr_eq(&running.temporary, temporary))
+        relay.temporary.as_ref().is_some_and(|running| Arc::ptr_eq(running.relay(), temporary))
     };
     let Some(at) = relays.list.iter().position(is_it) else { return false };
     let Some(relay) = relays.list.get_mut(at) else { return false };
     if !temporary.is_still_alone() {
         temporary.forget_alone();
         if let Some(running) = &mut relay.temporary {
-            (running.next, running.pause) = (Instant::now() + FIRST_PAUSE, FIRST_PAUSE);
+            running.check_soon();
         }
-        forward::wake();
+        list::wake();
         return false;
     }
     let tcp_of = |(fd, entry): &(c_int, DescriptorRef)| Some((*fd, entry.stream()?.tcp_fd()?));
@@ -204,7 +172,7 @@ fn put_back(temporary: &Arc<TemporaryRelay>, entries: &[(c_int, DescriptorRef)])
         let _ = raw::dup3(tcp, fd, if is_cloexec { libc::O_CLOEXEC } else { 0 });
     }
     let _ = raw::fcntl(tcp, libc::F_SETFL, flags as c_int);
-    forward::leave(&relay);
+    list::leave(&relay);
     // A write unseen by the library may have come since.
     if !relay.owner_end.is_left(CLOSES) || !relay.send_rest(&mut vec![0; ROOM]) {
         relay.fail();
@@ -221,7 +189,7 @@ fn put_back(temporary: &Arc<TemporaryRelay>, entries: &[(c_int, DescriptorRef)])
         descriptors::lend_number_locked(&relay.descriptor, first);
     }
     // The thread has a reference to the connection while asleep.
-    forward::wake();
+    list::wake();
     true
 }
 
