@@ -4,11 +4,9 @@
 
 use std::collections::BTreeMap;
 use std::ffi::c_int;
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
-
-use guest_driver::interpose::SignalMask;
 
 use crate::selection::running::{self, RUNNING_LOCK};
 use crate::selection::transitions::carry_out;
@@ -19,112 +17,15 @@ use crate::socket::stream::{SocketRole, SocketState};
 use crate::socket::table::DescriptorRef;
 use crate::sys::fork_lock::ForkMutex;
 use crate::sys::own_stack::OwnStack;
-use crate::sys::raw::Errno;
-use crate::sys::{STACK, epoll_wait, own_copies, owned, raw, timespec};
+use crate::sys::{STACK, epoll_wait, own_copies, owned, raw};
 
+mod entry;
 mod lock;
 
-use lock::lock_list;
+pub(super) use entry::PendingHandshake;
+use entry::{Waiting, unwatch};
 pub(super) use lock::pending;
-
-/// A handshake waiting for its peer.
-pub(super) trait PendingHandshake: Send {
-    /// The descriptors to poll: readable once the peer has sent something.
-    fn fds(&self) -> [Option<BorrowedFd<'_>>; 2];
-    /// Whether the descriptors become writable instead: TCP is connecting.
-    fn awaits_room(&self) -> bool {
-        false
-    }
-    /// Whether the wait is over, with or without a message of the peer.
-    fn is_over(&self, descriptor: &DescriptorRef) -> bool;
-    /// Whether the handshake has taken nothing from the stream.
-    fn is_untouched(&self) -> bool {
-        false
-    }
-    /// Whether [`PendingHandshake::advance`] can go on.
-    fn is_ready(&mut self, descriptor: &DescriptorRef) -> bool {
-        let _ = descriptor;
-        true
-    }
-    /// Goes on as far as the peer's bytes allow. `None`: the handshake is complete.
-    fn advance(
-        self: Box<Self>,
-        descriptor: &DescriptorRef,
-        fd: c_int,
-    ) -> Option<Box<dyn PendingHandshake>>;
-}
-
-/// A handshake in the list.
-struct Waiting {
-    descriptor: DescriptorRef,
-    fd: c_int,
-    pending: Box<dyn PendingHandshake>,
-    /// The descriptors in the set.
-    watched: Vec<c_int>,
-}
-
-impl Waiting {
-    /// Whether the program's waits for epoll sets go on with the handshake. Such a wait is for TCP
-    /// only.
-    fn is_in_a_set(&self) -> bool {
-        self.watched.is_empty()
-            && matches!(self.pending.fds(), [Some(_), None])
-            && self.descriptor.stream().is_some_and(registrations::is_in_a_set)
-    }
-
-    /// Goes on as far as the peer's bytes allow, on a stack of the library. `None`: the handshake is
-    /// complete.
-    fn advance(mut self, set: c_int) -> Option<Waiting> {
-        if !self.pending.is_ready(&self.descriptor) {
-            // The descriptors stay in the set: once removed and added again, they would report the
-            // same bytes again.
-            return Some(self);
-        }
-        unwatch(set, &self.watched);
-        self.watched.clear();
-        let (pending, descriptor) = (self.pending, &self.descriptor);
-        self.pending = pending.advance(descriptor, self.fd)?;
-        Some(self)
-    }
-
-    /// Waits for the peer and goes on, for `timeout` at most. Returns the handshake if still
-    /// waiting, and whether a signal has ended the wait.
-    fn advance_here(
-        mut self,
-        set: c_int,
-        timeout: Duration,
-        mask: SignalMask,
-    ) -> (Option<Waiting>, bool) {
-        let end = Instant::now() + timeout;
-        loop {
-            let events = if self.pending.awaits_room() { libc::POLLOUT } else { libc::POLLIN };
-            // The kernel ignores negative numbers.
-            let mut list = [libc::pollfd { fd: -1, events, revents: 0 }; 2];
-            for (entry, fd) in list.iter_mut().zip(self.pending.fds().into_iter().flatten()) {
-                entry.fd = fd.as_raw_fd();
-            }
-            let left = end.saturating_duration_since(Instant::now());
-            match raw::ppoll(&mut list, Some(&timespec(left)), Some(mask)) {
-                Ok(1..) => {}
-                Ok(_) if !self.pending.is_over(&self.descriptor) => return (Some(self), false),
-                Ok(_) => {}
-                Err(error) => return (Some(self), error == Errno(libc::EINTR)),
-            }
-            match self.advance(set) {
-                Some(rest) => self = rest,
-                None => return (None, false),
-            }
-        }
-    }
-}
-
-/// Takes descriptors out of a set, before they are closed. The program's descriptor of the same
-/// socket would keep the entries in the set.
-fn unwatch(set: c_int, watched: &[c_int]) {
-    for fd in watched {
-        let _ = raw::epoll_ctl(set, libc::EPOLL_CTL_DEL, *fd, 0, 0);
-    }
-}
+use lock::{Counted, ListGuard};
 
 /// The descriptors of the sleeping thread.
 struct Sets {
@@ -152,6 +53,17 @@ struct WaitingList {
 
 /// Locked only under [`RUNNING_LOCK`], so no other thread has the lock while the process forks.
 static WAITING: ForkMutex<WaitingList> = ForkMutex::new(WaitingList::new());
+
+impl Counted for WaitingList {
+    fn count(&self) -> usize {
+        self.list.len() + self.places
+    }
+}
+
+fn lock_list() -> ListGuard<WaitingList> {
+    lock::lock(&WAITING)
+}
+
 /// Whether [`WaitingList::unwatched`] has any.
 static ANY_UNWATCHED: AtomicBool = AtomicBool::new(false);
 

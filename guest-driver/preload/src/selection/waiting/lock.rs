@@ -4,17 +4,22 @@
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::{WAITING, WaitingList};
-use crate::sys::fork_lock::ForkMutexGuard;
+use crate::sys::fork_lock::{ForkMutex, ForkMutexGuard};
 
 /// Number of handshakes in the list and in calls of the program, when the lock was last released.
 static PENDING: AtomicUsize = AtomicUsize::new(0);
 
-/// The locked list.
-pub(super) struct ListGuard(ForkMutexGuard<'static, WaitingList>);
+/// A list of handshakes.
+pub(super) trait Counted: Default {
+    /// Number of handshakes in the list and in calls of the program.
+    fn count(&self) -> usize;
+}
 
-pub(super) fn lock_list() -> ListGuard {
-    ListGuard(WAITING.lock())
+/// The locked list.
+pub(super) struct ListGuard<T: Counted + 'static>(ForkMutexGuard<'static, T>);
+
+pub(super) fn lock<T: Counted>(list: &'static ForkMutex<T>) -> ListGuard<T> {
+    ListGuard(list.lock())
 }
 
 /// The number of handshakes that wait for their peers. This takes no lock, because a signal handler may
@@ -23,22 +28,22 @@ pub(in crate::selection) fn pending() -> usize {
     PENDING.load(Ordering::Relaxed)
 }
 
-impl Deref for ListGuard {
-    type Target = WaitingList;
+impl<T: Counted> Deref for ListGuard<T> {
+    type Target = T;
 
-    fn deref(&self) -> &WaitingList {
+    fn deref(&self) -> &T {
         &self.0
     }
 }
 
-impl DerefMut for ListGuard {
-    fn deref_mut(&mut self) -> &mut WaitingList {
+impl<T: Counted> DerefMut for ListGuard<T> {
+    fn deref_mut(&mut self) -> &mut T {
         &mut self.0
     }
 }
 
-impl Drop for ListGuard {
+impl<T: Counted> Drop for ListGuard<T> {
     fn drop(&mut self) {
-        PENDING.store(self.0.list.len() + self.0.places, Ordering::Relaxed);
+        PENDING.store(self.0.count(), Ordering::Relaxed);
     }
 }
