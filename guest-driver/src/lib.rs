@@ -4,7 +4,7 @@
 //!
 //! From the ground up: `reactor` puts threads to sleep and wakes them, `smcd` and `smcr` are the two
 //! kinds of SMC, `handshake` is CLC over TCP, `conn` is one SMC connection, `byte_queue` has its
-//! queues, `info` describes the present state, and [`socket`] is the public API. [`traffic`]
+//! queues, and [`socket`] is the public API. [`traffic`]
 //! keeps estimates of a server's or listener's connections, [`program_file`] checks whether LD_PRELOAD
 //! reaches a program, and `capture` copies bytes for `smc capture`.
 #![forbid(unsafe_code)]
@@ -21,7 +21,6 @@ mod byte_queue;
 mod capture;
 mod conn;
 mod handshake;
-mod info;
 mod reactor;
 mod smcd;
 mod smcr;

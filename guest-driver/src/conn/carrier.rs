@@ -16,11 +16,11 @@ use smc_core::wire::cursor::Cursor;
 use smc_core::wire::record::Reason;
 use virtio_ism_abi::signal::Line;
 
-use crate::info::ConnectionInfo;
 use crate::reactor::Registration;
 use crate::smcd::dmb_pair::DmbPair;
 use crate::smcd::{self, SmcdConn};
 use crate::smcr::{BufferError, SmcrConn, SmcrSendError};
+use smc_info::ConnectionInfo;
 use virtio_ism::{CONSUMER_WORD, DeliverError, PRODUCER_WORD};
 
 /// Bytes of an element held back by the sender: one for each link failing in a row before the peer's

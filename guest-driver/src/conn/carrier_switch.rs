@@ -18,7 +18,7 @@ use smc_core::wire::record::{MAX_DATA, Record};
 use super::end_word::Failure;
 use super::parts::{Shared, Tx};
 use crate::byte_queue::send_queue::queues_are_held;
-use crate::info::{CarrierChanges, CurrentCarrier};
+use smc_info::{CarrierChanges, CurrentCarrier};
 
 /// The placeholder for a carrier without a valid ring, never used in fact.
 pub(super) const SMALLEST: Ring = match Ring::smcd(SMCD_CONTROL_LEN + 1) {

@@ -25,7 +25,6 @@ use super::records::Records;
 use super::ring_return::RingReturn;
 use super::waiting::Waiting;
 use crate::byte_queue::send_queue::SendQueue;
-use crate::info::{ConnectionInfo, ConnectionSnapshot, Cursors};
 use crate::reactor::poll_queue::PollEntry;
 use crate::reactor::readiness_fd::{ReadinessFd, Ready};
 use crate::reactor::tcp_watch::TcpWatch;
@@ -34,6 +33,7 @@ use crate::reactor::watched_tcp::WatchedTcp;
 use crate::reactor::{ConnectionHandler, Reactor};
 use ism_sys::interrupt::listening;
 use ism_sys::{is_free, lock};
+use smc_info::{ConnectionInfo, ConnectionSnapshot, Cursors};
 use virtio_ism_abi::signal::Sleepers;
 
 impl Conn {

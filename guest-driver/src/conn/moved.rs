@@ -6,7 +6,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::info::ConnectionSnapshot;
+use smc_info::ConnectionSnapshot;
 
 /// Bytes sent, and bytes received.
 type Bytes = [u64; 2];
@@ -47,7 +47,7 @@ impl MovedBytes {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::info::{ConnectionInfo, Cursors, Fallback};
+    use smc_info::{ConnectionInfo, Cursors, Fallback};
 
     #[test]
     fn the_sum_has_ended_connections_and_never_becomes_less() {

@@ -19,9 +19,9 @@ use super::wait::MAX_ROUNDS;
 use crate::byte_queue::send_queue::queues_are_held;
 use crate::byte_queue::unread_bytes::UnreadBytes;
 use crate::capture;
-use crate::info::MovedCounts;
 use crate::reactor::DelayedUpdate;
 use crate::reactor::wait::Deadline;
+use smc_info::MovedCounts;
 
 /// The most slices filled by one vectored read.
 const MAX_SLICES: usize = 1024;

@@ -19,10 +19,10 @@ use std::time::Duration;
 use smc_core::handshake::Config;
 use thiserror::Error;
 
-use crate::info::Fallback;
 use crate::reactor::PeerObserver;
 use crate::smcd::{Fabrics, SmcdConn};
 use crate::smcr::{RdmaHost, SmcrConn};
+use smc_info::Fallback;
 
 /// The resources of a handshake for SMC-R.
 #[derive(Clone, Copy)]

@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicBool;
 use smc_core::wire::clc::CarrierFeatures;
 
 use super::{AttachSlot, OwnBuffer, Peer, PeerBuffer, SmcdConn};
-use crate::info::SmcdInfo;
+use smc_info::SmcdInfo;
 
 /// The pair of DMBs of one connection.
 pub(crate) struct DmbPair {

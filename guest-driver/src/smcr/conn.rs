@@ -16,7 +16,7 @@ use super::groups::LinkGroups;
 use super::inbox::Input;
 use super::info;
 use super::options::ring;
-use crate::info::SmcrInfo;
+use smc_info::SmcrInfo;
 
 /// Both ends' elements of one SMC-R connection, the counterpart of a pair of DMBs in SMC-D.
 ///

@@ -22,9 +22,9 @@ use super::port::Port;
 use super::shared::Shared;
 use super::subnets::Subnets;
 use super::{NoRdma, Rnics, SmcrOptions, info};
-use crate::info::{LinkGroupInfo, RnicInfo};
 use crate::reactor::source::{PolledSource, REACTOR_NAME, ReactorEvent, Source, SourceParts};
 use ism_sys::out_of_the_way;
+use smc_info::{LinkGroupInfo, RnicInfo};
 use smc_verbs::AsyncEvent;
 
 /// Interval of checks of closing connections with their last words under way.

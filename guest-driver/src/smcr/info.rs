@@ -15,7 +15,7 @@ use super::group::Group;
 use super::link::Link;
 use super::port::Port;
 use super::shared::Shared;
-use crate::info::{LinkGroupInfo, LinkInfo, RnicInfo, SmcrInfo};
+use smc_info::{LinkGroupInfo, LinkInfo, RnicInfo, SmcrInfo};
 
 fn version(version: Version) -> u8 {
     match version {

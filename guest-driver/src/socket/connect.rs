@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use super::outgoing::Outgoing;
 use super::{SmcStream, Stack};
 use crate::handshake;
-use crate::info::Fallback;
+use smc_info::Fallback;
 use smc_rendezvous::{ClientAction, OptionRequest, PeerDiscovery};
 
 impl SmcStream {

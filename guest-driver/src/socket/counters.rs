@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::statistics::TcpConnections;
 use crate::handshake::EstablishedConn;
-use crate::info::Fallback;
+use smc_info::Fallback;
 
 /// Counts of connections, and the connections on TCP.
 #[derive(Default)]

@@ -11,11 +11,11 @@ use virtio_ism::transport::DeviceAddress;
 use super::statistics::DeviceInfo;
 use crate::conn::Conn;
 use crate::handshake::{ByRdma, EstablishedConn};
-use crate::info::Fallback;
 use crate::reactor::Reactor;
 use crate::smcd::{Fabric, Fabrics};
 use crate::smcr::RdmaHost;
 use ism_sys::{is_free, lock};
+use smc_info::Fallback;
 
 /// The shortest pause before a stack tries again to open a device.
 const REOPEN_PAUSE: Duration = Duration::from_millis(100);

@@ -14,10 +14,10 @@ use super::offers::{Offer, Source};
 use super::stream::SmcStream;
 use crate::handshake::server::ServerHandshake;
 use crate::handshake::{Broken, FirstBytes, Outcome, Params};
-use crate::info::Fallback;
 use crate::smcd::Fabrics;
 use smc_core::carrier::Role;
 use smc_core::handshake::{Config, DeclineReason};
+use smc_info::Fallback;
 use smc_rendezvous::{Mode, PROPOSAL_TIMEOUT, ServerAction};
 
 /// The longest wait of [`Incoming::decline`] for the rest of a Proposal.

@@ -25,10 +25,6 @@ pub mod tokio;
 mod upkeep;
 pub(crate) mod watch;
 
-pub use crate::info::{
-    CarrierChanges, ConnectionInfo, ConnectionSnapshot, CurrentCarrier, Cursors, Fallback,
-    LinkGroupInfo, LinkInfo, MovedCounts, RnicInfo, SmcdInfo, SmcrInfo, show_gid,
-};
 pub use crate::smcr::{NoRdma, Rnics, SmcrOptions};
 #[doc(hidden)]
 pub use config::TestOptions;
@@ -36,6 +32,10 @@ pub use config::{Config, DEFAULT_EID, DataPath, MAX_DEVICES};
 pub use listener::SmcListener;
 pub use options::KeepAlive;
 pub use poller::{Interest, PollEvent, Poller};
+pub use smc_info::{
+    CarrierChanges, ConnectionInfo, ConnectionSnapshot, CurrentCarrier, Cursors, Fallback,
+    LinkGroupInfo, LinkInfo, MovedCounts, RnicInfo, SmcdInfo, SmcrInfo, show_gid,
+};
 pub use stack::{Stack, Totals};
 pub use stream::SmcStream;
 pub use watch::{ChangeToken, Readiness};

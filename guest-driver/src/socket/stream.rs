@@ -18,9 +18,9 @@ use super::statistics::TcpSocket;
 use super::{ConnectionInfo, KeepAlive, Stack};
 use crate::conn::{Carrier, Conn};
 use crate::handshake::{self, Broken, EstablishedConn, Outcome};
-use crate::info::Fallback;
 use crate::reactor::wait::Deadline;
 use crate::traffic::ConnectionObserver;
+use smc_info::Fallback;
 
 /// A connection between two programs, with the behaviour of [`std::net::TcpStream`] (SOCK-1,
 /// SOCK-3).

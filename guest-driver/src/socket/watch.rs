@@ -13,7 +13,6 @@ use std::time::{Duration, Instant};
 use super::SmcStream;
 use crate::byte_queue::ByteQueue;
 use crate::conn::{self, Conn, LocalEnd};
-use crate::info::MovedCounts;
 use crate::reactor::Reactor;
 use crate::reactor::poll_queue::{PollEntry, PollQueue};
 use crate::reactor::readiness_fd::ReadinessFd;
@@ -25,6 +24,7 @@ pub use ism_sys::SignalMask;
 use ism_sys::interrupt::listening;
 use ism_sys::lock;
 use smc_core::stream::reader_view;
+use smc_info::MovedCounts;
 
 /// The possible operations on a connection right now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -15,7 +15,7 @@ use syn::spanned::Spanned;
 use syn::visit::Visit;
 use syn::{Attribute, Ident, ImplItem, Item, TraitItem, Visibility};
 
-const LIBRARIES: [&str; 11] = [
+const LIBRARIES: [&str; 12] = [
     "backend/abi",
     "backend/eventfd-aio",
     "backend/device",
@@ -25,6 +25,7 @@ const LIBRARIES: [&str; 11] = [
     "guest-driver/ism",
     "guest-driver/verbs",
     "guest-driver/rendezvous",
+    "guest-driver/info",
     "guest-driver/af-smc",
     "guest-driver",
 ];

@@ -204,8 +204,9 @@ const FOREIGN: &[(&str, Option<&str>, &[&str])] = &[
 
 /// Code running inside other people's programs. rustix panics if a seccomp filter refuses these calls.
 /// The settings ask for users all the same, and may not use ism-sys, useless to the daemon.
-const IN_PROGRAMS: [&str; 6] = [
+const IN_PROGRAMS: [&str; 7] = [
     "guest-driver/src/",
+    "guest-driver/info/src/",
     "guest-driver/preload/src/",
     "guest-driver/sys/src/",
     "guest-driver/ism/src/",

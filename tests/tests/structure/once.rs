@@ -7,10 +7,11 @@ use super::refuse;
 use super::sources::{Source, Workspace};
 
 /// Sources running in processes of forking programs.
-const ROOMS: [&str; 10] = [
+const ROOMS: [&str; 11] = [
     "backend/abi/src/",
     "backend/eventfd-aio/src/",
     "smc-core/src/",
+    "guest-driver/info/src/",
     "guest-driver/src/",
     "guest-driver/c/src/",
     "guest-driver/sys/src/",

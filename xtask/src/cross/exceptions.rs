@@ -14,6 +14,7 @@ pub(super) const CRATES: &[&str] = &[
     "smc-conform",
     "smc-core",
     "smc-device-plugin",
+    "smc-info",
     "smc-rendezvous",
     "smc-settings",
     "smc-test-support",

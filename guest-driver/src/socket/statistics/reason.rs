@@ -4,7 +4,7 @@
 use serde::{Deserialize, Serialize};
 use smc_core::handshake::{DeclineCode, FallbackReason};
 
-use crate::info::Fallback;
+use smc_info::Fallback;
 
 /// Why connections are TCP, with their count.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

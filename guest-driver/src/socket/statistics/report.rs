@@ -9,11 +9,11 @@ use smc_core::wire::ids::Eid;
 use super::reason::Reason;
 use super::report_reader::first;
 use super::tcp_connections::{TcpConnections, TcpSocket};
-use crate::info::{
-    CarrierChanges, ConnectionInfo, ConnectionSnapshot, LinkGroupInfo, RnicInfo, SmcdInfo, SmcrInfo,
-};
 use crate::traffic::EndpointTraffic;
 use ism_sys::tcp_counts;
+use smc_info::{
+    CarrierChanges, ConnectionInfo, ConnectionSnapshot, LinkGroupInfo, RnicInfo, SmcdInfo, SmcrInfo,
+};
 
 /// Version of the document.
 pub const VERSION: u32 = 1;

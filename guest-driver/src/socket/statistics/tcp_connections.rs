@@ -6,8 +6,8 @@ use std::net::TcpStream;
 use std::sync::{Mutex, Weak};
 
 use super::reason::{Reason, Side};
-use crate::info::Fallback;
 use ism_sys::{ForkLocks, is_free, lock};
+use smc_info::Fallback;
 
 /// A socket of the stack.
 pub(in crate::socket) trait TcpSocket: Send + Sync {

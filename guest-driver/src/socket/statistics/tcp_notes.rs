@@ -18,7 +18,7 @@ use rustix::fs::{FallocateFlags, FlockOperation, OFlags, fallocate, flock};
 
 use super::paths::in_place_of_planted;
 use super::reason::{Reason, Side};
-use crate::info::Fallback;
+use smc_info::Fallback;
 
 /// First word of the file: its kind, and the version of its layout.
 const MAGIC: u64 = u64::from_le_bytes(*b"SMCtcpn2");

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The present state of connections, links, link groups and RNICs, for tools and for people.
-//!
-//! The same structs are shown in words ([`Display`](std::fmt::Display)) and written as JSON, with
-//! the names of their fields as keys.
+#![doc = include_str!("../README.md")]
+#![forbid(unsafe_code)]
 
 mod connection;
 mod fallback;

@@ -184,7 +184,7 @@ mod tests {
     use virtio_ism_abi::{Chid, Gid};
 
     use super::*;
-    use crate::info::{LinkInfo, RnicInfo, SmcdInfo, SmcrInfo};
+    use crate::{LinkInfo, RnicInfo, SmcdInfo, SmcrInfo};
 
     #[test]
     fn gids_of_ipv4_routes_are_written_as_such() {
