@@ -24,28 +24,43 @@
 //! - `boundary`: system calls by instructions of a program written in Go;
 //! - `hooks`: the exported functions.
 //!
-//! Only `sys`, `boundary` and `hooks` have `unsafe` code.
+//! Only `sys`, `boundary` and `hooks` have `unsafe` code. The compiler forbids it in the other modules,
+//! which no attribute in them can undo.
 #![warn(missing_docs)]
 #![deny(unsafe_code)]
 
 #[cfg(target_arch = "x86_64")]
 #[allow(unsafe_code, reason = "instructions of the program, and an entry in assembly")]
 mod boundary;
+#[forbid(unsafe_code)]
 mod config;
+#[forbid(unsafe_code)]
 mod fork;
 #[allow(unsafe_code, reason = "functions of libc have pointers for arguments")]
 mod hooks;
+#[forbid(unsafe_code)]
 mod io;
+#[forbid(unsafe_code)]
 mod last_thread;
+#[forbid(unsafe_code)]
 mod log;
+#[forbid(unsafe_code)]
 mod next_program;
+#[forbid(unsafe_code)]
 mod policies;
+#[forbid(unsafe_code)]
 mod policy;
+#[forbid(unsafe_code)]
 mod relay;
+#[forbid(unsafe_code)]
 mod report_file;
+#[forbid(unsafe_code)]
 mod selection;
+#[forbid(unsafe_code)]
 mod socket;
+#[forbid(unsafe_code)]
 mod status;
 #[allow(unsafe_code, reason = "system calls, and memory of the program")]
 mod sys;
+#[forbid(unsafe_code)]
 mod tcp_notes;
