@@ -80,7 +80,7 @@ impl LinkGroup {
         };
         self.post(over, Message::AddLink(message));
         // Too late for TCP from here on (ERR-3).
-        self.history.committed = true;
+        self.decided.commit();
     }
 
     /// Refuses an Add Link after a failure to make the queue pair.

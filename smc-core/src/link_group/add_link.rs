@@ -59,8 +59,7 @@ impl LinkGroup {
         remote: Option<RemoteEnd>,
         now: Tick,
     ) -> LinkKey {
-        let key = LinkKey(self.numbers.next_key);
-        self.numbers.next_key = self.numbers.next_key.wrapping_add(1);
+        let key = self.numbers.next_key();
         self.links.push(LinkRecord {
             key,
             state: LinkState::Preparing,
@@ -83,21 +82,15 @@ impl LinkGroup {
         key
     }
 
-    /// The next unused link number; numbers repeat only after all 255 (LLC-15).
     fn new_number(&mut self) -> u8 {
-        for _ in 0..=u8::MAX {
-            self.numbers.last_link = self.numbers.last_link.checked_add(1).unwrap_or(1);
-            if self.by_number(self.numbers.last_link).is_none() {
-                break;
-            }
-        }
-        self.numbers.last_link
+        let links = &self.links;
+        self.numbers.next_link(|number| links.iter().any(|link| link.number == number))
     }
 
     /// At first contact a reply may take longer (ERR-12).
     pub(super) fn add_deadline(&self, now: Tick) -> Tick {
         let timers = &self.params.timers;
-        now.after(if self.history.was_usable { timers.reply } else { timers.first_contact })
+        now.after(if self.decided.was_usable() { timers.reply } else { timers.first_contact })
     }
 
     /// The own end of a new link (LLC-19).
@@ -135,10 +128,11 @@ impl LinkGroup {
 
     fn post_add(&mut self, over: LinkKey, message: AddLink) {
         let message = Message::AddLink(message);
-        if self.history.committed {
+        if self.decided.is_committed() {
             self.post(over, message);
         } else {
-            self.history.commit_receipt = Some(self.post_with_receipt(over, message));
+            let receipt = self.post_with_receipt(over, message);
+            self.decided.commit_by(receipt);
         }
     }
 
@@ -218,7 +212,7 @@ impl LinkGroup {
             return Err(Anomaly::WrongAddLink("link number"));
         }
         let new = add.new;
-        self.history.committed = true;
+        self.decided.commit();
         if message.rejected.is_some() {
             self.counters.add_links_refused += 1;
             self.abort_add(Cause::NoAddLinkReply, now);

@@ -65,7 +65,9 @@ impl LinkGroup {
         // LLCV2-39.
         self.additions.wanted = self.max_links > 1;
         // With one link no later message could commit the group (wire erratum B-4).
-        self.history.committed = self.max_links == 1;
+        if self.max_links == 1 {
+            self.decided.commit();
+        }
         Ok(())
     }
 
@@ -94,7 +96,7 @@ impl LinkGroup {
         // LLC-13.
         self.outputs.push_back(Output::ActivateLink { link: key });
         if !first {
-            self.history.committed = true;
+            self.decided.commit();
             self.post_confirm(key, true);
             self.link_is_up(key, now);
             return Ok(());
@@ -139,7 +141,7 @@ impl LinkGroup {
             Some(field) => field,
         };
         let anomaly = Anomaly::WrongConfirmLink(field);
-        if key == LinkKey::FIRST && !self.history.was_usable {
+        if key == LinkKey::FIRST && !self.decided.was_usable() {
             let reason = match field {
                 "eye catcher flag" => Reason::EyeCatcher,
                 _ => Reason::WrongConfirmLink,
@@ -225,7 +227,9 @@ impl LinkGroup {
             }
             self.additions.retry_at = None;
             self.additions.quick_retries = 0;
-            self.history.was_redundant |= self.full_links() > 1;
+            if self.full_links() > 1 {
+                self.decided.note_redundant();
+            }
         }
         self.outputs.push_back(Output::LinkUsable { link: key });
         self.drop_needless_asymmetric();

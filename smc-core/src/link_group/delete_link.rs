@@ -209,7 +209,7 @@ impl LinkGroup {
     /// itself such an attempt, and the next attempt is already scheduled.
     pub(super) fn on_redundancy_lost(&mut self) {
         let pending = self.additions.retry_at.is_some();
-        if self.is_server() && self.history.was_usable && !pending && self.full_links() == 1 {
+        if self.is_server() && self.decided.was_usable() && !pending && self.full_links() == 1 {
             self.additions.wanted = true;
         }
     }

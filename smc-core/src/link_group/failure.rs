@@ -73,8 +73,8 @@ impl LinkGroup {
         if self.keys.exchange.as_ref().is_some_and(|exchange| exchange.over() == key) {
             self.keys.exchange = None;
         }
-        if self.peer_confirm.as_ref().is_some_and(|confirm| confirm.link == key) {
-            self.peer_confirm = None;
+        if self.keys.peer_confirm.as_ref().is_some_and(|confirm| confirm.link == key) {
+            self.keys.peer_confirm = None;
         }
         if self.additions.request == Some(key) {
             self.additions.request = None;
@@ -100,7 +100,7 @@ impl LinkGroup {
         if refused_here || add.stage == Stage::Reply {
             let rnic = self.link(new).map(|link| link.rnic);
             self.destroy(new, now);
-            if let (true, false, Some(rnic)) = (self.is_server(), self.history.was_usable, rnic)
+            if let (true, false, Some(rnic)) = (self.is_server(), self.decided.was_usable(), rnic)
                 && refused_here
                 && self.state_of(add.over) == LinkState::Active
             {
@@ -157,7 +157,7 @@ impl LinkGroup {
         self.counters.links_deleted += 1;
         // The server tries at once (`on_redundancy_lost`).
         let may_ask = !self.is_server() && self.additions.retry_at.is_none();
-        if may_ask && self.history.was_redundant && self.full_links() < 2 {
+        if may_ask && self.decided.was_redundant() && self.full_links() < 2 {
             self.schedule_retry(now);
         }
         for rmb in &mut self.keys.rmbs {
@@ -198,13 +198,13 @@ impl LinkGroup {
         }
         self.phase = Phase::Over;
         self.keys.exchange = None;
-        self.peer_confirm = None;
+        self.keys.peer_confirm = None;
         self.keys.kept.clear();
         self.outputs.push_back(Output::Terminated { reason, ending });
     }
 
     fn ending(&self, reason: Reason) -> Ending {
-        if self.history.was_usable {
+        if self.decided.was_usable() {
             return match self.connections() {
                 0 => Ending::Quiet,
                 _ => Ending::Reset,
@@ -213,7 +213,7 @@ impl LinkGroup {
         match reason {
             // A merely silent peer may not have seen any Decline either.
             Reason::NoConfirmLink | Reason::NoAddLink | Reason::NoAddLinkReply => Ending::Reset,
-            _ if self.history.committed => Ending::Reset,
+            _ if self.decided.is_committed() => Ending::Reset,
             // This end is not committed yet, e.g. if its Confirm Link cannot be sent (ERR-15,
             // ERR-16).
             _ => Ending::Fallback,

@@ -41,13 +41,10 @@ impl LinkGroup {
     /// The send completion of a message with a receipt. A failed send is reported by
     /// [`LinkGroup::handle_link_failed`] instead.
     pub fn handle_sent(&mut self, receipt: Receipt, now: Tick) {
-        if self.history.commit_receipt == Some(receipt) {
-            self.history.commit_receipt = None;
-            self.history.committed = true;
-        }
+        self.decided.take_arrival(receipt);
         match self.phase {
             Phase::FirstReply { receipt: awaited, .. } if awaited == receipt => {
-                self.history.committed = true;
+                self.decided.commit();
                 self.phase = Phase::SecondLink;
             }
             Phase::Ending(final_delete)
@@ -109,7 +106,7 @@ impl LinkGroup {
     /// if [`LinkGroup::may_fall_back`] is false; the group then counts the Decline as a failure
     /// (ERR-5).
     pub fn handle_decline(&mut self, now: Tick) {
-        if !self.history.was_usable {
+        if !self.decided.was_usable() {
             self.end(Reason::PeerDeclined, now);
         }
     }

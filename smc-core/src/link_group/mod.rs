@@ -111,12 +111,14 @@ mod add_keys;
 mod add_link;
 mod anomaly;
 mod confirm_link;
+mod decision;
 mod delete_link;
 mod exchange;
 mod failure;
 mod ids;
 mod inputs;
 mod link;
+mod numbers;
 mod output;
 mod params;
 mod peer_rkeys;
@@ -145,7 +147,9 @@ use crate::time::Tick;
 use crate::wire::ids::{Psn, Qpn};
 use crate::wire::llc::{DeleteReason, DeleteRkey};
 
+use decision::GroupDecision;
 use exchange::{Add, LinkExchange, PeerConfirm, Phase, RkeyExchange, Stage};
+use numbers::Numbers;
 use rmb::{PeerRmbs, Rmb};
 
 /// Anomalies in a row on one link after which it counts as down.
@@ -167,38 +171,16 @@ pub struct Prepared {
 pub struct LinkGroup {
     params: Params,
     phase: Phase,
-    history: History,
+    decided: GroupDecision,
     max_links: u8,
     links: Vec<LinkRecord>,
     numbers: Numbers,
     keys: Keys,
     link_exchange: Option<LinkExchange>,
-    peer_confirm: Option<PeerConfirm>,
     additions: Additions,
     end: GroupEnd,
     outputs: VecDeque<Output>,
     counters: Counters,
-}
-
-/// Decided once and for all.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct History {
-    /// Whether connections could ever send.
-    was_usable: bool,
-    /// Whether there were two links once.
-    was_redundant: bool,
-    /// Whether the first connection can no longer go on as TCP (ERR-3), and the deciding event.
-    committed: bool,
-    commit_receipt: Option<Receipt>,
-}
-
-/// The latest numbers given out.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Numbers {
-    next_key: u32,
-    last_link: u8,
-    next_receipt: u32,
-    probes: u64,
 }
 
 /// The memory of both ends, and exchanges of its keys.
@@ -207,6 +189,7 @@ struct Keys {
     rmbs: Vec<Rmb>,
     peer_rmbs: PeerRmbs,
     exchange: Option<RkeyExchange>,
+    peer_confirm: Option<PeerConfirm>,
     kept: VecDeque<(LinkKey, DeleteRkey)>,
 }
 
@@ -249,13 +232,12 @@ impl LinkGroup {
         let mut group = LinkGroup {
             params,
             phase: Phase::FirstConfirm { until: now.after(timers.first_contact), resend },
-            history: History::default(),
+            decided: GroupDecision::default(),
             max_links,
             links: Vec::new(),
             numbers: Numbers::default(),
             keys: Keys::default(),
             link_exchange: None,
-            peer_confirm: None,
             additions: Additions::default(),
             end: GroupEnd { idle_at: None, delete_code: (DeleteReason::OPERATOR, false) },
             outputs: VecDeque::new(),
@@ -267,8 +249,8 @@ impl LinkGroup {
 
     fn start(&mut self, first: &FirstLink, now: Tick) {
         let server = self.is_server();
-        self.numbers.last_link = u8::from(server);
-        let key = self.new_link(first.rnic, self.numbers.last_link, Some(first.remote), now);
+        let number = self.numbers.set_first_link(u8::from(server));
+        let key = self.new_link(first.rnic, number, Some(first.remote), now);
         if let Some(link) = self.link_mut(key) {
             link.qpn = first.qpn;
             link.state = LinkState::Confirming;

@@ -30,7 +30,7 @@ impl LinkGroup {
         message: &ConfirmRkey,
         now: Tick,
     ) -> Result<(), Anomaly> {
-        self.peer_confirm = None;
+        self.keys.peer_confirm = None;
         if self.links_change() {
             // The peer starts over when the new set of links is known (LLC-67, LLC-70, LLC-72,
             // LLC-74). LLCV2-33.
@@ -45,7 +45,7 @@ impl LinkGroup {
         // LLC-49.
         let mut reply = ConfirmRkey { reply: true, ..*message };
         if left > 0 {
-            self.peer_confirm = Some(PeerConfirm { link: key, region, entries, left });
+            self.keys.peer_confirm = Some(PeerConfirm { link: key, region, entries, left });
             self.post(key, Message::ConfirmRkey(reply));
             return Ok(());
         }
@@ -63,7 +63,7 @@ impl LinkGroup {
         message: &ConfirmRkeyCont,
         now: Tick,
     ) -> Result<(), Anomaly> {
-        let Some(confirm) = self.peer_confirm.take_if(|confirm| confirm.link == key) else {
+        let Some(confirm) = self.keys.peer_confirm.take_if(|confirm| confirm.link == key) else {
             return Err(Anomaly::WrongTime("Confirm RKey Continuation"));
         };
         let PeerConfirm { region, mut entries, left, .. } = confirm;
@@ -74,7 +74,7 @@ impl LinkGroup {
         let mut reply = ConfirmRkeyCont { reply: true, ..*message };
         let left = left.saturating_sub(3);
         if left > 0 {
-            self.peer_confirm = Some(PeerConfirm { link: key, region, entries, left });
+            self.keys.peer_confirm = Some(PeerConfirm { link: key, region, entries, left });
             self.post(key, Message::ConfirmRkeyCont(reply));
             return Ok(());
         }

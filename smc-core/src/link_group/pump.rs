@@ -87,8 +87,7 @@ impl LinkGroup {
             return;
         }
         self.phase = Phase::Usable;
-        self.history.was_usable = true;
-        self.history.committed = true;
+        self.decided.note_usable();
         self.outputs.push_back(Output::GroupUsable);
         if self.is_server() && self.additions.retry_at.is_none() && self.full_links() < 2 {
             self.schedule_retry(now);

@@ -74,7 +74,7 @@ impl LinkGroup {
 
     /// Whether a failure now would still leave the first connection to TCP (ERR-2, ERR-3).
     pub fn may_fall_back(&self) -> bool {
-        !self.history.committed && !self.is_over()
+        !self.decided.is_committed() && !self.is_over()
     }
 
     /// Whether connections may send.
@@ -158,8 +158,7 @@ impl LinkGroup {
     }
 
     pub(super) fn post_with_receipt(&mut self, link: LinkKey, message: Message) -> Receipt {
-        let receipt = Receipt(self.numbers.next_receipt);
-        self.numbers.next_receipt = self.numbers.next_receipt.wrapping_add(1);
+        let receipt = self.numbers.next_receipt();
         self.post_message(link, message, Some(receipt));
         receipt
     }

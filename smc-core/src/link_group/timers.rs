@@ -115,7 +115,7 @@ impl LinkGroup {
             }
             // The adapter says nothing: the reply has most likely arrived.
             Phase::FirstReply { until, .. } if until.has_passed(now) => {
-                self.history.committed = true;
+                self.decided.commit();
                 self.phase = Phase::SecondLink;
             }
             // ERR-20.
@@ -171,7 +171,7 @@ impl LinkGroup {
                 // ERR-19 at the server, ERR-24 and ERR-25 at the client.
                 Stage::Confirm => self.abort_add(Cause::NoConfirmLink, now),
                 // At first contact (ERR-21, ERR-27).
-                Stage::Reply | Stage::Keys(_) if !self.history.was_usable => {
+                Stage::Reply | Stage::Keys(_) if !self.decided.was_usable() => {
                     match self.params.profile.one_link_will_do {
                         true => self.abort_add(Cause::NoAddLinkReply, now),
                         false => self.end(Reason::NoAddLinkReply, now),
@@ -240,7 +240,7 @@ impl LinkGroup {
     /// ERR-32), or its peer is slow: Test Link decides.
     fn overdue_deletion(&mut self, over: LinkKey, last: Tick, now: Tick) -> Overdue {
         let timers = &self.params.timers;
-        let patient = self.history.was_usable && !timers.deletion.is_zero();
+        let patient = self.decided.was_usable() && !timers.deletion.is_zero();
         let until = now.after(timers.reply);
         match self.link(over) {
             Some(link) if patient && link.state.carries() => {
@@ -259,9 +259,8 @@ impl LinkGroup {
         }
         let mut data = [0; 16];
         if let Some(head) = data.first_chunk_mut() {
-            *head = self.numbers.probes.to_be_bytes();
+            *head = self.numbers.next_probe().to_be_bytes();
         }
-        self.numbers.probes = self.numbers.probes.wrapping_add(1);
         let until = now.after(self.params.timers.reply);
         if let Some(link) = self.link_mut(key) {
             link.probe = Some(Probe { data, until });
