@@ -28,10 +28,10 @@ use super::chain::{MAX_DESCRIPTORS, PendingReply, Scratch};
 use super::counted_threads::CountedThreads;
 use super::faults::{Fault, Faults};
 use super::guest_memory;
-use super::lifecycle::Lifecycle;
 use super::mapper::{Job, MapObserver, Mapper, Overdue};
 use super::memory_table::MemoryTable;
 use super::notifier::Notifier;
+use super::phase::ConnectionPhase;
 use super::processor_account::{IDLE_KICK, ProcessorAccount};
 use super::ring::{self, Memory, Ring, RingObserver};
 use super::stopped_rings::{Stopped, StoppedRings};
@@ -82,7 +82,7 @@ pub(super) struct Connection {
     pub(super) replies: PendingReplies,
     pub(super) wakes: DriverWakes,
     framework: FrameworkParts,
-    pub(super) lifecycle: Lifecycle,
+    pub(super) phase: ConnectionPhase,
     stopped: StoppedRings,
     this: Weak<Connection>,
 }
@@ -133,7 +133,7 @@ impl Connection {
             replies: PendingReplies::default(),
             wakes: DriverWakes::default(),
             framework: FrameworkParts::default(),
-            lifecycle: Lifecycle::default(),
+            phase: ConnectionPhase::default(),
             stopped: StoppedRings::default(),
             this: this.clone(),
         });
@@ -184,7 +184,7 @@ impl Connection {
 
     /// Cuts the connection. Its port notices and ends the connection.
     pub(super) fn close(&self) {
-        self.lifecycle.close();
+        self.phase.close();
     }
 
     /// Counts and logs a fault of the front end or the driver.
@@ -219,14 +219,14 @@ impl Connection {
 
     /// Takes the device out of its fabric and ends the workers. Waits only for already posted moves.
     pub(super) fn end(&self) {
-        self.workers.finish_moves(self.options.move_queues, || self.lifecycle.is_closing());
+        self.workers.finish_moves(self.options.move_queues, || self.phase.is_closing());
         self.device.leave();
-        self.lifecycle.exit();
+        self.phase.exit();
         self.mapper.close();
         self.workers.notify();
         // The workers and the connection hold references to each other.
         lock(&self.framework.workers).clear();
-        self.lifecycle.release_link();
+        self.phase.release_link();
     }
 
     /// Makes a worker serve a queue again, after a turn of the other queues.
@@ -389,13 +389,13 @@ impl Connection {
     /// Waits while the front end has used more than one processor. Only for threads working for this front
     /// end, and only without a lock another device's thread may want.
     fn charge_and_wait(&self) {
-        let ended = || self.lifecycle.is_closing() || self.lifecycle.is_exiting();
+        let ended = || self.phase.is_closing() || self.phase.is_exiting();
         self.guest.account.charge_and_wait(ended);
     }
 
     fn on_notified(&self, worker: usize) -> io::Result<()> {
         self.workers.take_notice(worker);
-        if self.lifecycle.is_exiting() {
+        if self.phase.is_exiting() {
             // The only way to end a worker without leaking the framework's exit descriptor.
             return Err(io::Error::other("the connection ended"));
         }

@@ -259,7 +259,7 @@ impl DeviceSlot {
             self.finish(&connection, framework);
             return Err(error.to_string().into());
         }
-        connection.lifecycle.set_link(framework.shutdown_handle());
+        connection.phase.set_link(framework.shutdown_handle());
         Ok(RunningConnection { connection, framework })
     }
 

@@ -47,7 +47,6 @@ mod eventfd;
 mod faults;
 mod guest_memory;
 mod inline_delivery;
-mod lifecycle;
 mod mapper;
 mod memory_table;
 pub(crate) mod notifier;
@@ -55,6 +54,7 @@ pub(crate) mod on_close;
 #[allow(unsafe_code, reason = "no crate reads these socket options in a sound way")]
 mod peer;
 mod pending_moves;
+mod phase;
 mod pool_shares;
 mod processor_account;
 mod queues;

@@ -9,13 +9,13 @@ use vhost_user_backend::ShutdownHandle;
 
 /// How far a connection is on the way to its end.
 #[derive(Default)]
-pub(super) struct Lifecycle {
+pub(super) struct ConnectionPhase {
     closing: AtomicBool,
     exiting: AtomicBool,
     link: Mutex<Option<ShutdownHandle>>,
 }
 
-impl Lifecycle {
+impl ConnectionPhase {
     /// Sets the handle for cutting the connection.
     pub(super) fn set_link(&self, link: Option<ShutdownHandle>) {
         *lock(&self.link) = link;

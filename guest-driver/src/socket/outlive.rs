@@ -56,7 +56,7 @@ const LINK_PAUSE: Duration = Duration::from_millis(2);
 
 /// The connections able to outlive their carrier, and their return to a device.
 #[derive(Default)]
-pub(super) struct Outliving {
+pub(super) struct CarrierWatch {
     /// The TCP connections of these connections.
     watch: OnceBox<Arc<TcpWatch<Conn>>>,
     /// Some connection may come back.
@@ -69,7 +69,7 @@ pub(super) struct Outliving {
     opened: AtomicBool,
 }
 
-impl Outliving {
+impl CarrierWatch {
     /// The watch for the TCP connections, if there is one yet.
     pub(super) fn watch(&self) -> Option<&Arc<TcpWatch<Conn>>> {
         self.watch.get()

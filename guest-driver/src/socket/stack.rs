@@ -16,7 +16,7 @@ use super::counters::Counters;
 use super::devices::{Current, Devices, OpenDevice, Slot};
 use super::no_device::{kind_of_all, open_error};
 use super::offers::Offers;
-use super::outlive::{self, Outliving};
+use super::outlive::{self, CarrierWatch};
 use super::statistics::{Handshakes, Process, Server, TcpConnections};
 use super::upkeep::Maintenance;
 use super::{ConnectionSnapshot, LinkGroupInfo, RnicInfo, Rnics};
@@ -49,7 +49,7 @@ pub struct Stack {
     /// Accepted clients without a Confirm.
     pub(super) offers: Arc<Offers>,
     statistics: OnceBox<Server>,
-    pub(super) outliving: Outliving,
+    pub(super) outliving: CarrierWatch,
 }
 
 /// Totals of a stack since its start.
@@ -113,7 +113,7 @@ impl Stack {
             counters: Counters::default(),
             offers: Arc::default(),
             statistics: OnceBox::new(),
-            outliving: Outliving::default(),
+            outliving: CarrierWatch::default(),
         });
         let rdma = stack.start_rdma();
         match (&rdma, &stack.config.rnics) {

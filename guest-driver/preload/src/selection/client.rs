@@ -13,7 +13,7 @@ use ism_sys::interrupt;
 use rustix::event::PollFlags;
 
 use crate::selection::outcome::{complete, complete_with_tcp, duplicate};
-use crate::selection::pending::{self, Connecting, Next, PendingSide, Step};
+use crate::selection::pending::{self, Connecting, PendingSide, PendingStage, Step};
 use crate::selection::waiting::{self, PendingHandshake, WaitingPlace, Watcher};
 use crate::selection::{Wait, listening_ports, option, reconnect, server_memory, session};
 use crate::socket::states::SocketStage;
@@ -93,7 +93,7 @@ pub(super) fn decline_here(descriptor: &DescriptorRef, socket: &StreamSocket, fd
 fn wait_here(
     descriptor: &DescriptorRef,
     fd: c_int,
-    pending: Next,
+    pending: PendingStage,
     mask: SignalMask,
     place: &WaitingPlace,
 ) -> bool {
@@ -108,7 +108,7 @@ fn wait_here(
 }
 
 /// TCP's handshake is over.
-fn connected(descriptor: &DescriptorRef, fd: c_int, tcp: TcpStream) -> Next {
+fn connected(descriptor: &DescriptorRef, fd: c_int, tcp: TcpStream) -> PendingStage {
     if !is_connected(&tcp) {
         if let Some(request) = descriptor.stream().and_then(|socket| socket.side.request()) {
             option::after_failed_connect(request, &tcp);
@@ -149,7 +149,7 @@ impl PendingSide for ClientSide {
         fd: c_int,
         outgoing: &mut Outgoing,
         result: io::Result<SmcStream>,
-    ) -> Next {
+    ) -> PendingStage {
         match (result, outgoing.take_unanswered()) {
             (Err(why), Some(tcp)) => reconnect::instead(descriptor, fd, tcp, why),
             (result, _) => {
@@ -162,7 +162,12 @@ impl PendingSide for ClientSide {
 
 /// Proposes SMC on a connected stream by `step`, unless TCP has to carry the connection. Returns
 /// the handshake if it still has to wait.
-fn propose(descriptor: &DescriptorRef, fd: c_int, tcp: TcpStream, step: Step<ClientSide>) -> Next {
+fn propose(
+    descriptor: &DescriptorRef,
+    fd: c_int,
+    tcp: TcpStream,
+    step: Step<ClientSide>,
+) -> PendingStage {
     let request = descriptor.stream().and_then(|socket| socket.side.request());
     let stay_on_tcp = || complete_with_tcp(descriptor, fd, &tcp);
     let awaited = match request {

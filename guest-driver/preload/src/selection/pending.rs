@@ -18,7 +18,7 @@ use crate::sys::raw::{self, SysResult};
 use crate::sys::timespec;
 
 /// The next stage of a handshake; `None`: the handshake is complete.
-pub(super) type Next = Option<Box<dyn PendingHandshake>>;
+pub(super) type PendingStage = Option<Box<dyn PendingHandshake>>;
 
 /// A step of a handshake, as [`Handshake::advance`].
 pub(super) type Step<S> = fn(&mut Handshake<S>) -> io::Result<Option<SmcStream>>;
@@ -38,7 +38,7 @@ pub(super) trait PendingSide: Side + Sized + Send + 'static {
         fd: c_int,
         handshake: &mut Handshake<Self>,
         result: io::Result<SmcStream>,
-    ) -> Next;
+    ) -> PendingStage;
 }
 
 /// A handshake waiting for the next message of the peer.
@@ -50,7 +50,7 @@ pub(super) fn go_on<S: PendingSide>(
     fd: c_int,
     mut handshake: Handshake<S>,
     step: Step<S>,
-) -> Next {
+) -> PendingStage {
     match S::advance(descriptor, &mut handshake, step).transpose() {
         Some(result) => S::end(descriptor, fd, &mut handshake, result),
         None => Some(Box::new(AwaitMessage(handshake))),
@@ -66,7 +66,7 @@ impl<S: PendingSide> PendingHandshake for AwaitMessage<S> {
         self.0.deadline().is_none_or(|end| Instant::now() >= end)
     }
 
-    fn advance(mut self: Box<Self>, descriptor: &DescriptorRef, fd: c_int) -> Next {
+    fn advance(mut self: Box<Self>, descriptor: &DescriptorRef, fd: c_int) -> PendingStage {
         match S::advance(descriptor, &mut self.0, Handshake::advance).transpose() {
             Some(result) => S::end(descriptor, fd, &mut self.0, result),
             None => Some(self),
@@ -78,7 +78,7 @@ impl<S: PendingSide> PendingHandshake for AwaitMessage<S> {
 pub(super) struct Connecting {
     pub(super) tcp: TcpStream,
     /// Goes on once TCP's handshake is over.
-    pub(super) then: fn(&DescriptorRef, c_int, TcpStream) -> Next,
+    pub(super) then: fn(&DescriptorRef, c_int, TcpStream) -> PendingStage,
 }
 
 impl PendingHandshake for Connecting {
@@ -98,7 +98,7 @@ impl PendingHandshake for Connecting {
         !poll(&self.tcp).is_empty() || self.is_over(descriptor)
     }
 
-    fn advance(self: Box<Self>, descriptor: &DescriptorRef, fd: c_int) -> Next {
+    fn advance(self: Box<Self>, descriptor: &DescriptorRef, fd: c_int) -> PendingStage {
         (self.then)(descriptor, fd, self.tcp)
     }
 }
@@ -117,7 +117,7 @@ pub(super) fn poll(tcp: &TcpStream) -> PollFlags {
 /// short, and a thread goes on with the handshake.
 pub(super) fn wait_here(
     (descriptor, fd): (&DescriptorRef, c_int),
-    mut pending: Next,
+    mut pending: PendingStage,
     place: &WaitingPlace,
     mask: SignalMask,
     left: impl Fn() -> Duration,

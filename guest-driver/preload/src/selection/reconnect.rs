@@ -19,7 +19,7 @@ use rustix::net::sockopt::{self, Timeout};
 use smc_core::handshake::FallbackReason;
 
 use crate::selection::outcome::{complete, complete_with_tcp};
-use crate::selection::pending::{Connecting, Next, poll};
+use crate::selection::pending::{Connecting, PendingStage, poll};
 use crate::selection::worthwhile;
 use crate::socket::registrations;
 use crate::socket::states::SocketStage;
@@ -35,7 +35,7 @@ pub(super) fn instead(
     fd: c_int,
     tcp: TcpStream,
     why: io::Error,
-) -> Next {
+) -> PendingStage {
     if let Some(socket) = descriptor.stream()
         && let Some(done) = connect(socket, &tcp, &why)
     {
@@ -89,7 +89,7 @@ fn without_waiting<T>(tcp: &TcpStream, connect: impl FnOnce() -> T) -> T {
 }
 
 /// The connection is made, or has failed.
-fn end(descriptor: &DescriptorRef, fd: c_int, tcp: TcpStream) -> Next {
+fn end(descriptor: &DescriptorRef, fd: c_int, tcp: TcpStream) -> PendingStage {
     match poll(&tcp).intersects(PollFlags::ERR | PollFlags::HUP | PollFlags::NVAL) {
         true => {
             // The program sees a reset instead of the refused connection.

@@ -12,7 +12,7 @@ use guest_driver::{Fallback, SmcStream};
 
 use crate::selection::first_bytes::{self, FirstBytesWait, peek, peek_to_begin};
 use crate::selection::outcome::{complete, complete_with_tcp, duplicate};
-use crate::selection::pending::{self, Next, PendingSide, Step};
+use crate::selection::pending::{self, PendingSide, PendingStage, Step};
 use crate::selection::waiting::{self, PendingHandshake, WaitingPlace, Watcher};
 use crate::selection::{Wait, handed_listeners, option, own_calls, session, worthwhile};
 use crate::socket::states::SocketStage;
@@ -93,7 +93,7 @@ impl PendingHandshake for AwaitFirstBytes {
         false
     }
 
-    fn advance(self: Box<Self>, descriptor: &DescriptorRef, fd: c_int) -> Next {
+    fn advance(self: Box<Self>, descriptor: &DescriptorRef, fd: c_int) -> PendingStage {
         let found = peek_to_begin(descriptor.stream(), &self.tcp);
         serve(descriptor, fd, self.tcp, found, Incoming::advance)
     }
@@ -113,7 +113,7 @@ impl PendingSide for ServerSide {
         fd: c_int,
         _: &mut Incoming,
         result: io::Result<SmcStream>,
-    ) -> Next {
+    ) -> PendingStage {
         complete(descriptor, fd, result);
         None
     }
@@ -279,7 +279,7 @@ fn serve(
     tcp: TcpStream,
     first_bytes: FirstBytes,
     step: Step<ServerSide>,
-) -> Next {
+) -> PendingStage {
     let may_be_smc = first_bytes.is_smc()
         && descriptor.stream().is_some_and(|socket| socket.decision.begin_proposal());
     let session = match first_bytes.is_smc() {
