@@ -9,6 +9,7 @@
 pub mod api;
 mod plugin;
 mod registration;
+mod socket;
 
 pub use plugin::{DevicePlugin, NoPool, Pool};
 pub use registration::serve;

@@ -12,7 +12,7 @@ use thiserror::Error;
 use tokio_stream::{Stream, StreamExt};
 use tonic::body::Body;
 use tonic::codegen::{BoxFuture, Service, http};
-use tonic::server::{Grpc, NamedService};
+use tonic::server::Grpc;
 use tonic::{Request, Response, Status};
 use tonic_prost::ProstCodec;
 
@@ -124,10 +124,6 @@ impl DevicePlugin {
     pub fn is_watched(&self) -> bool {
         self.watchers.load(Ordering::Relaxed) > 0
     }
-}
-
-impl NamedService for DevicePlugin {
-    const NAME: &'static str = "v1beta1.DevicePlugin";
 }
 
 /// A stream, counted during its lifetime.

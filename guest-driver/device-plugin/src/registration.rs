@@ -1,23 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A plugin's socket, and its registration with the kubelet.
+//! The registration of a plugin with the kubelet.
 
-use std::fs;
-use std::io;
-use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
-use tokio::net::UnixListener;
-use tokio::task::JoinHandle;
-use tokio_stream::wrappers::UnixListenerStream;
 use tonic::codegen::http::uri::PathAndQuery;
-use tonic::transport::{Endpoint, Server};
+use tonic::transport::Endpoint;
 use tonic::{Request, client};
 use tonic_prost::ProstCodec;
 use tracing::{info, warn};
 
 use crate::api::{self, Empty, RegisterRequest};
 use crate::plugin::{DevicePlugin, Pool};
+use crate::socket::{FileId, Socket, id};
 
 /// Interval of checks of the two sockets. A restarted kubelet refuses pods until the plugin is registered, so
 /// the interval is short.
@@ -28,50 +23,6 @@ const LIMIT: Duration = Duration::from_secs(20);
 const UNWATCHED: Duration = Duration::from_secs(15);
 /// The first and the longest pause after a failed registration.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(5));
-
-/// Identity of the file at a path; another identity at the same path is another socket.
-type FileId = (u64, u64, i64, i64);
-
-fn id(path: &Path) -> Option<FileId> {
-    let found = fs::symlink_metadata(path).ok()?;
-    Some((found.dev(), found.ino(), found.ctime(), found.ctime_nsec()))
-}
-
-/// A plugin's listening socket. Its file is removed at the end, unless replaced.
-struct Socket {
-    path: PathBuf,
-    id: Option<FileId>,
-    server: JoinHandle<()>,
-}
-
-impl Socket {
-    fn open(path: PathBuf, plugin: DevicePlugin) -> io::Result<Socket> {
-        match fs::remove_file(&path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
-        let incoming = UnixListenerStream::new(UnixListener::bind(&path)?);
-        let server = tokio::spawn(async move {
-            if let Err(error) = Server::builder().serve_with_incoming(plugin, incoming).await {
-                warn!(%error, "the plugin's server has ended");
-            }
-        });
-        Ok(Socket { id: id(&path), path, server })
-    }
-
-    fn is_there(&self) -> bool {
-        self.id.is_some() && id(&self.path) == self.id && !self.server.is_finished()
-    }
-}
-
-impl Drop for Socket {
-    fn drop(&mut self) {
-        if self.is_there() {
-            let _ = fs::remove_file(&self.path);
-        }
-        self.server.abort();
-    }
-}
 
 /// Serves a pool, and registers the pool with each kubelet listening in the directory, until the future is
 /// dropped. Errors are logged and retried.
