@@ -7,9 +7,11 @@
 #![forbid(unsafe_code)]
 
 pub mod api;
+mod api_server;
 mod plugin;
 mod registration;
 mod socket;
 
+pub use api_server::{ApiError, ApiServer};
 pub use plugin::{DevicePlugin, NoPool, Pool};
 pub use registration::serve;
