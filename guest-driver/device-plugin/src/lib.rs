@@ -8,10 +8,15 @@
 
 pub mod api;
 mod api_server;
+pub mod dra_api;
+mod node;
 mod plugin;
 mod registration;
+mod slices;
 mod socket;
 
 pub use api_server::{ApiError, ApiServer};
+pub use node::{NoNode, Node};
 pub use plugin::{DevicePlugin, NoPool, Pool};
 pub use registration::serve;
+pub use slices::publish;

@@ -20,12 +20,17 @@ use crate::api::{self, AllocateRequest, AllocateResponse, Device, Empty, ListAnd
 
 /// The vendor and the class of the CDI devices; resources have the same vendor.
 const CLASS: &str = "virtio-ism/fabric";
+/// The CHID of a daemon's pool without the option `chid`.
+const DEFAULT_CHID: &str = "ff00";
 /// The longest name of a pool.
 const NAME_MAX: usize = 40;
 
 /// A text without a valid name of a pool.
 #[derive(Debug, Error, PartialEq, Eq)]
-#[error("{0:?} is no pool: NAME or NAME=CONTAINERS, of up to {NAME_MAX} letters, digits, - and _")]
+#[error(
+    "{0:?} is no pool: NAME, NAME=CONTAINERS or NAME=CONTAINERS@CHID, with a name of up to {NAME_MAX} letters, \
+     digits, - and _"
+)]
 pub struct NoPool(String);
 
 /// A device pool of this node: one resource for pods.
@@ -33,6 +38,7 @@ pub struct NoPool(String);
 pub struct Pool {
     name: String,
     containers: usize,
+    chid: u16,
 }
 
 impl std::str::FromStr for Pool {
@@ -40,10 +46,10 @@ impl std::str::FromStr for Pool {
 
     fn from_str(text: &str) -> Result<Pool, NoPool> {
         let wrong = || NoPool(text.to_owned());
-        let (name, containers) = match text.split_once('=') {
-            Some((name, number)) => (name, number.parse().map_err(|_| wrong())?),
-            None => (text, 32),
-        };
+        let (name, rest) = text.split_once('=').unwrap_or((text, "32"));
+        let (number, chid) = rest.split_once('@').unwrap_or((rest, DEFAULT_CHID));
+        let containers = number.parse().map_err(|_| wrong())?;
+        let chid = u16::from_str_radix(chid, 16).map_err(|_| wrong())?;
         let is_inner = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
         let is_end = |c: char| c.is_ascii_alphanumeric();
         let is_name = name.len() <= NAME_MAX
@@ -54,11 +60,24 @@ impl std::str::FromStr for Pool {
         if !is_name || !(1..=10_000).contains(&containers) {
             return Err(wrong());
         }
-        Ok(Pool { name: name.to_owned(), containers })
+        Ok(Pool { name: name.to_owned(), containers, chid })
     }
 }
 
 impl Pool {
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(crate) fn containers(&self) -> usize {
+        self.containers
+    }
+
+    /// The fabric of the pool's devices. Devices of one fabric reach each other.
+    pub(crate) fn fabric(&self) -> String {
+        format!("{:04x}", self.chid)
+    }
+
     /// The resource requested by pods: `virtio-ism/NAME`.
     #[must_use]
     pub fn resource(&self) -> String {
