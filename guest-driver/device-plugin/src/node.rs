@@ -79,6 +79,11 @@ impl Node {
         &self.pools
     }
 
+    /// The pool with a name.
+    pub(crate) fn pool(&self, name: &str) -> Option<&Pool> {
+        self.pools.iter().find(|pool| pool.name() == name)
+    }
+
     /// The name of the node's slice.
     pub(crate) fn slice(&self) -> String {
         format!("{}-{DRIVER}", self.name)

@@ -18,7 +18,7 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(200), Duration::from
 
 /// Keeps the slice of a node at the API server until the future is dropped: one that was changed or removed
 /// is written again, after a registration with the kubelet, too, which removes slices of silent drivers.
-pub async fn publish(node: &Node, server: &ApiServer, is_registered: &Notify) {
+pub(crate) async fn publish(node: &Node, server: &ApiServer, is_registered: &Notify) {
     let name = node.slice();
     let mut pause = PAUSES.0;
     loop {
