@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
+use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use http_body_util::{BodyExt, Full};
@@ -11,6 +12,9 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
+use rustls::ServerConfig;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
@@ -48,6 +52,20 @@ impl ApiDouble {
     /// Listens without TLS.
     pub(crate) async fn start(token: &str) -> ApiDouble {
         ApiDouble::listen(token, None).await
+    }
+
+    /// Listens by TLS, with the files `server.crt` and `server.key` of a directory.
+    pub(crate) async fn start_tls(token: &str, directory: &Path) -> ApiDouble {
+        let certificates = CertificateDer::pem_file_iter(directory.join("server.crt")).unwrap();
+        let key = PrivateKeyDer::from_pem_file(directory.join("server.key")).unwrap();
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let config = ServerConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_no_client_auth()
+            .with_single_cert(certificates.map(Result::unwrap).collect(), key)
+            .unwrap();
+        ApiDouble::listen(token, Some(TlsAcceptor::from(Arc::new(config)))).await
     }
 
     async fn listen(token: &str, tls: Option<TlsAcceptor>) -> ApiDouble {
@@ -102,6 +120,10 @@ impl ApiDouble {
 
     pub(crate) fn refuse(&self, calls: usize) {
         self.objects.lock().unwrap().refusals = calls;
+    }
+
+    pub(crate) fn be_old(&self) {
+        self.objects.lock().unwrap().is_old = true;
     }
 
     pub(crate) fn renew_token(&self, token: &str) {

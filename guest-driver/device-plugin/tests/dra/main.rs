@@ -8,6 +8,7 @@ mod api_double;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use api_double::ApiDouble;
@@ -19,7 +20,7 @@ use smc_device_plugin::dra_api::{
     RegistrationStatus, UNPREPARE, UnprepareResponse,
 };
 use smc_device_plugin::{ApiServer, Files, Node, drive};
-use smc_test_support::{TIMEOUT, TestDir};
+use smc_test_support::{TIMEOUT, TestDir, leave_out};
 use tokio::task::JoinHandle;
 use tonic::codegen::http::uri::PathAndQuery;
 use tonic::transport::{Channel, Endpoint};
@@ -273,4 +274,109 @@ async fn kubelet_driver_and_server_restart_in_any_order() {
         assert_eq!(kubelet.devices("pair").await.devices.len(), 1);
     }
     driver.abort();
+}
+
+#[tokio::test]
+async fn a_wrong_claim_has_an_error_of_its_own_and_stops_no_other() {
+    let (host, api) = (Host::new(), cluster().await);
+    claim(&api, "other", "uid-later", &[("web", "any", "node-1")]);
+    claim(&api, "elsewhere", "uid-elsewhere", &[("web", "any", "node-2")]);
+    claim(&api, "unknown", "uid-unknown", &[("web", "blue", "node-1")]);
+    claim(&api, "none", "uid-none", &[]);
+    claim(&api, "left", "uid-left", &[("web", "green", "node-1")]);
+    let claims = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims";
+    api.put(&format!("{claims}/text"), Some(json!({"metadata": {}})));
+    api.put(&format!("{claims}/long"), Some(json!({"metadata": {"uid": "x".repeat(3 << 20)}})));
+    let driver = host.driver(&["any", "green"], &api.address);
+    let mut kubelet = host.register().await;
+    let errors = [
+        ("other", "the claim has the identity \"uid-later\" and not \"uid-other\""),
+        ("elsewhere", "the device \"any\" of \"node-2\", which is not on this node"),
+        ("unknown", "the device \"blue\" of \"node-1\", which is not on this node"),
+        ("none", "no device of virtio-ism"),
+        ("left", "there is no device virtio-ism/fabric=green"),
+        ("text", "the claim has the identity \"\""),
+        ("long", "cannot be read"),
+        ("gone", "404"),
+        ("../pair", "no claim has the name"),
+        ("pair?x", "no claim has the name"),
+    ];
+    let mut names: Vec<&str> = errors.iter().map(|error| error.0).collect();
+    names.push("pair");
+    let mut answer = kubelet.prepare(&names).await;
+    for (name, why) in errors {
+        let error = answer.claims.remove(&format!("uid-{name}")).unwrap().error;
+        assert!(error.contains(why), "{name}: {error}");
+    }
+    assert_eq!(answer.claims["uid-pair"].error, "");
+    assert_eq!(answer.claims.len(), 1);
+    driver.abort();
+}
+
+#[tokio::test]
+async fn a_server_without_shared_devices_is_not_written_again_and_again() {
+    let (host, api) = (Host::new(), cluster().await);
+    api.be_old();
+    let driver = host.driver(&["any"], &api.address);
+    is_published(&api).await;
+    // Each look writes once, and its own write is no reason for another.
+    for looks in 1..4 {
+        host.register().await;
+        eventually("one look", || api.writes().len() >= looks).await;
+    }
+    assert!(api.writes().len() <= 4, "{:?}", api.writes());
+    driver.abort();
+}
+
+#[tokio::test]
+async fn the_token_goes_to_a_server_with_the_certificate_of_the_account_only() {
+    if Command::new("openssl").arg("version").output().is_err() {
+        return leave_out("there is no openssl for certificates");
+    }
+    let host = Host::new();
+    for authority in ["ca", "other"] {
+        authority_of(&host.0, authority);
+    }
+    let sign = "openssl req -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj /CN=api \
+                -keyout server.key -out server.csr && \
+                printf 'subjectAltName=IP:127.0.0.1\\n' >names && \
+                openssl x509 -req -in server.csr -CA ca.crt -CAkey ca.key -days 2 -extfile names -out server.crt";
+    openssl(&host.0, sign);
+    let api = ApiDouble::start_tls("secret", &host.0).await;
+    api.put("/api/v1/nodes/node-1", Some(json!({"metadata": {"uid": "uid-node"}})));
+
+    let call = async |account: PathBuf| {
+        let server = ApiServer::new(&api.address, &account).unwrap();
+        server.call(Method::GET, "/api/v1/nodes/node-1", None).await
+    };
+    assert_eq!(call(host.0.to_path_buf()).await.unwrap()["metadata"]["uid"], "uid-node");
+    let account = host.0.path("account");
+    fs::create_dir(&account).unwrap();
+    fs::write(account.join("token"), "secret").unwrap();
+    fs::copy(host.0.path("other.crt"), account.join("ca.crt")).unwrap();
+    let refused = call(account).await.unwrap_err().to_string();
+    assert!(refused.contains("invalid peer certificate"), "{refused}");
+
+    // The token is read again for each call.
+    api.renew_token("renewed");
+    let driver = host.driver(&["any"], &api.address);
+    let old = call(host.0.to_path_buf()).await.unwrap_err().to_string();
+    assert!(old.contains("401"), "{old}");
+    fs::write(host.0.path("token"), "renewed").unwrap();
+    is_published(&api).await;
+    driver.abort();
+}
+
+fn authority_of(directory: &std::path::Path, name: &str) {
+    let make = format!(
+        "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN={name} \
+         -keyout {name}.key -out {name}.crt"
+    );
+    openssl(directory, &make);
+}
+
+fn openssl(directory: &std::path::Path, commands: &str) {
+    let output =
+        Command::new("sh").arg("-ec").arg(commands).current_dir(directory).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
