@@ -2,6 +2,7 @@
 //! `smc capture`: the bytes of connections on SMC, written as if the connections were TCP.
 
 mod owners;
+pub(crate) mod packets;
 mod pcapng;
 
 use std::collections::BTreeSet;

@@ -3,25 +3,18 @@
 
 use std::collections::HashMap;
 use std::io::{self, Write};
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use guest_driver::statistics::{Direction, Record};
 
 use super::owners::Users;
+use super::packets::{self, FIN_ACK, PUSH_ACK, packet};
 use crate::output::printable_line;
 use crate::proc_files::program;
 
-/// Packets begin with an IP header (LINKTYPE_RAW).
-const LINK_TYPE: u16 = 101;
-const TCP: u8 = 6;
-/// Flags of TCP.
-const FIN_ACK: u8 = 0x11;
-const PUSH_ACK: u8 = 0x18;
 /// Sequence number of the first byte.
 const FIRST: u32 = 1;
-/// Bytes of a TCP header.
-const TCP_HEADER: usize = 20;
 
 /// How long to keep an idle connection that is over or unconfirmed by the kernel.
 const KEPT: Duration = Duration::from_secs(10);
@@ -196,11 +189,7 @@ impl<W: Write> Writer<W> {
     /// # Errors
     /// Errors of `out`.
     pub(super) fn new(mut out: W) -> io::Result<Writer<W>> {
-        let mut body = 0x1a2b_3c4d_u32.to_le_bytes().to_vec();
-        body.extend([1, 0, 0, 0]);
-        // The length of the section is not known.
-        body.extend(u64::MAX.to_le_bytes());
-        block(&mut out, 0x0a0d_0d0a, &body)?;
+        packets::begin(&mut out)?;
         let (interfaces, users, flows) = Default::default();
         let next_sweep = Instant::now() + KEPT;
         Ok(Writer { out, count: 0, interfaces, users, flows, kept: 0, next_sweep })
@@ -218,14 +207,8 @@ impl<W: Write> Writer<W> {
         }
         let number = self.count;
         self.count += 1;
-        let mut body = LINK_TYPE.to_le_bytes().to_vec();
-        body.extend([0; 2]);
-        body.extend((256_u32 << 10).to_le_bytes());
-        option(&mut body, 2, format!("{} {pid}", printable_line(&program(pid))).as_bytes());
-        // Times are nanoseconds.
-        option(&mut body, 9, &[9]);
-        option(&mut body, 0, &[]);
-        block(&mut self.out, 1, &body)?;
+        let name = format!("{} {pid}", printable_line(&program(pid)));
+        packets::interface(&mut self.out, &name)?;
         self.interfaces.insert(pid, number);
         Ok(number)
     }
@@ -301,89 +284,8 @@ impl<W: Write> Writer<W> {
         let Some(packet) = packet(ends, (sequence, acknowledged), flags, bytes) else {
             return Ok(());
         };
-        let mut body = interface.to_le_bytes().to_vec();
-        body.extend(((record.time >> 32) as u32).to_le_bytes());
-        body.extend((record.time as u32).to_le_bytes());
-        body.extend((packet.len() as u32).to_le_bytes());
-        body.extend((packet.len() as u32).to_le_bytes());
-        body.extend(&packet);
-        body.resize(body.len().next_multiple_of(4), 0);
-        block(&mut self.out, 6, &body)
+        packets::write(&mut self.out, interface, record.time, &packet)
     }
-}
-
-fn block(out: &mut impl Write, kind: u32, body: &[u8]) -> io::Result<()> {
-    let length = (body.len() as u32 + 12).to_le_bytes();
-    out.write_all(&kind.to_le_bytes())?;
-    out.write_all(&length)?;
-    out.write_all(body)?;
-    out.write_all(&length)
-}
-
-fn option(body: &mut Vec<u8>, code: u16, value: &[u8]) {
-    body.extend(code.to_le_bytes());
-    body.extend((value.len() as u16).to_le_bytes());
-    body.extend(value);
-    body.resize(body.len().next_multiple_of(4), 0);
-}
-
-/// A packet. `None`: the ends have addresses of two kinds, or there are more bytes than a packet has.
-fn packet(
-    (from, to): (SocketAddr, SocketAddr),
-    (sequence, acknowledged): (u32, u32),
-    flags: u8,
-    bytes: &[u8],
-) -> Option<Vec<u8>> {
-    let length = u16::try_from(TCP_HEADER + bytes.len()).ok()?;
-    let mut tcp = Vec::with_capacity(usize::from(length));
-    tcp.extend(from.port().to_be_bytes());
-    tcp.extend(to.port().to_be_bytes());
-    tcp.extend(sequence.to_be_bytes());
-    tcp.extend(acknowledged.to_be_bytes());
-    tcp.extend([5 << 4, flags, 0xff, 0xff, 0, 0, 0, 0]);
-    tcp.extend(bytes);
-    let mut ip = Vec::new();
-    let addresses = match (from.ip(), to.ip()) {
-        (IpAddr::V4(from), IpAddr::V4(to)) => {
-            ip.extend([0x45, 0]);
-            ip.extend(length.checked_add(20)?.to_be_bytes());
-            ip.extend([0, 0, 0x40, 0, 64, TCP, 0, 0]);
-            let addresses = [from.octets(), to.octets()].concat();
-            ip.extend(&addresses);
-            let sum = checksum(&[&ip]);
-            ip.splice(10..12, sum.to_be_bytes());
-            addresses
-        }
-        (IpAddr::V6(from), IpAddr::V6(to)) => {
-            ip.extend([0x60, 0, 0, 0]);
-            ip.extend(length.to_be_bytes());
-            ip.extend([TCP, 64]);
-            let addresses = [from.octets(), to.octets()].concat();
-            ip.extend(&addresses);
-            addresses
-        }
-        _ => return None,
-    };
-    let [high, low] = length.to_be_bytes();
-    let sum = checksum(&[&addresses, &[0, TCP, high, low], &tcp]);
-    tcp.splice(16..18, sum.to_be_bytes());
-    ip.extend(tcp);
-    Some(ip)
-}
-
-/// The checksum of the Internet (RFC 1071). All parts but the last have an even length.
-fn checksum(parts: &[&[u8]]) -> u16 {
-    let pairs = parts.iter().flat_map(|part| part.chunks(2));
-    let word = |pair: &[u8]| match pair {
-        [high, low] => u32::from(u16::from_be_bytes([*high, *low])),
-        [high] => u32::from(*high) << 8,
-        _ => 0,
-    };
-    let sum = pairs.map(word).fold(0_u32, |sum, word| {
-        let sum = sum + word;
-        (sum & 0xffff) + (sum >> 16)
-    });
-    !(sum as u16)
 }
 
 #[cfg(test)]
@@ -529,18 +431,5 @@ mod tests {
         }
         assert!(writer.flows.len() <= MAX_FLOWS);
         assert!(writer.flows.values().any(|flow| flow.is_own), "an open one is kept");
-    }
-
-    #[test]
-    fn a_packet_has_checksums_that_add_up() {
-        let ends = |from: &str, to: &str| (from.parse().unwrap(), to.parse().unwrap());
-        let v4 = packet(ends("192.0.2.1:80", "192.0.2.2:81"), (1, 2), PUSH_ACK, b"odd").unwrap();
-        assert_eq!(v4.len(), 43);
-        assert_eq!(checksum(&[&v4[..20]]), 0);
-        assert_eq!(checksum(&[&v4[12..20], &[0, TCP, 0, 23], &v4[20..]]), 0);
-        let v6 = packet(ends("[::1]:80", "[::2]:81"), (1, 2), FIN_ACK, b"").unwrap();
-        assert_eq!(checksum(&[&v6[8..40], &[0, TCP, 0, 20], &v6[40..]]), 0);
-        assert!(packet(ends("[::1]:80", "192.0.2.2:81"), (1, 2), PUSH_ACK, b"").is_none());
-        assert!(packet(ends("[::1]:80", "[::2]:81"), (1, 2), PUSH_ACK, &[0; 65_530]).is_none());
     }
 }
