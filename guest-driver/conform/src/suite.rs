@@ -157,9 +157,15 @@ fn answers_clc(passed: &[Vec<Passed>], role: Role) -> bool {
     let kinds = if role == Role::Server { 2..=4 } else { 1..=4 };
     passed.iter().any(|connection| {
         let of_target = connection.iter().filter(|passed| passed.from == Sender::Target);
-        let start: Vec<u8> = of_target.flat_map(|passed| &passed.bytes).take(5).copied().collect();
-        match start[..] {
-            [0xe2, 0xd4, 0xc3, 0xd9 | 0xc4, kind] => kinds.contains(&kind),
+        let bytes: Vec<u8> = of_target.flat_map(|passed| &passed.bytes).copied().collect();
+        let [a, b, c, d, kind, ref rest @ ..] = bytes[..] else { return false };
+        let is_eye = [a == 0xe2, b == 0xd4, c == 0xc3, d == 0xd9 || d == 0xc4];
+        match is_eye.into_iter().filter(|is_right| *is_right).count() {
+            _ if !kinds.contains(&kind) => false,
+            4 => true,
+            // An eye catcher with an error, in front of a message of the stated length.
+            2 | 3 => matches!(rest, [high, low, ..]
+                if usize::from(u16::from_be_bytes([*high, *low])) == bytes.len()),
             _ => false,
         }
     })
