@@ -35,5 +35,5 @@ pub use facts::Facts;
 pub use link::{Passed, Path, Sender};
 pub use peer::Announce;
 pub use rdma::{LinkEnd, QueuePair, RdmaDevice};
-pub use report::{Report, RunHeader};
+pub use report::{Comparison, NoReport, Report, RunHeader, compare};
 pub use suite::{CaseResult, Names, Options, Results, RunStatus, SuiteError, Target, run};

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Reports of a run: text, JSON, JUnit and a page of HTML.
 
+mod compare;
 mod exchange;
 mod html;
 mod json;
@@ -9,6 +10,8 @@ mod ktap;
 mod text;
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+pub use compare::{Comparison, NoReport, compare};
 
 use crate::case::{Level, Role};
 use crate::dialogue::Verdict;
