@@ -167,6 +167,16 @@ pub(crate) enum CliError {
     /// The conformance suite has no results.
     #[error("{0}")]
     Conform(smc_conform::SuiteError),
+    /// Two files that cannot be compared.
+    #[error("{} and {}: {why}", .earlier.display(), .later.display())]
+    Compare {
+        /// The first file.
+        earlier: PathBuf,
+        /// The second file.
+        later: PathBuf,
+        /// Why not.
+        why: smc_conform::NoReport,
+    },
     /// The RDMA device for the suite cannot be used.
     #[error("--rnic {name}: {why}")]
     ConformRnic {

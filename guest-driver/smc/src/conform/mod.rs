@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! `smc conform`: the conformance suite against an implementation of SMC.
 
+mod captures;
 mod device;
 mod files;
 mod rnic;
 
 use std::io::IsTerminal;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, SystemTime};
 
 use clap::{Args, ValueEnum};
@@ -85,7 +86,7 @@ impl Layer {
 #[derive(Args, Debug)]
 pub(crate) struct ConformArgs {
     /// The server under test.
-    #[arg(value_name = "HOST:PORT", required_unless_present_any = ["listen", "list"])]
+    #[arg(value_name = "HOST:PORT", required_unless_present_any = ["listen", "list", "compare"])]
     server: Option<String>,
 
     /// Wait here for the client under test; port 0 is any free port.
@@ -180,6 +181,16 @@ pub(crate) struct ConformArgs {
     /// Write the report as a page of HTML.
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
+
+    /// Write the connections of each case as packets to a file in this directory.
+    #[arg(long, value_name = "DIR")]
+    pcap: Option<PathBuf>,
+
+    /// Compare two reports in JSON instead of playing; the exit status 1 says that a MUST fails in
+    /// the second one only.
+    #[arg(long, num_args = 2, value_names = ["EARLIER", "LATER"],
+          conflicts_with_all = ["server", "listen", "list"])]
+    compare: Vec<PathBuf>,
 }
 
 /// Plays the cases. The exit status says whether a MUST failed.
@@ -198,6 +209,9 @@ pub(crate) fn run(args: &ConformArgs) -> Result<ExitCode, CliError> {
 }
 
 fn conform(args: &ConformArgs) -> Result<bool, CliError> {
+    if let [earlier, later] = args.compare.as_slice() {
+        return compare(earlier, later);
+    }
     let cases = Cases::load(args.cases.as_deref()).map_err(CliError::Conform)?;
     if args.list {
         list(&cases)?;
@@ -229,12 +243,15 @@ fn conform(args: &ConformArgs) -> Result<bool, CliError> {
     };
     let began = SystemTime::now();
     let bar = progress_bar();
+    let first = Mutex::new(Some(note_silence(bar.clone())));
     let progress = |progress: smc_conform::RunStatus<'_>| {
+        drop(first.lock().unwrap_or_else(|lost| lost.into_inner()).take());
         bar.set_length(progress.of as u64);
         bar.set_position(progress.done as u64);
         bar.set_message(progress.last.case.id.clone());
     };
     let played = smc_conform::run(&cases, &options, &progress);
+    drop(first);
     bar.finish_and_clear();
     let results = played.map_err(CliError::Conform)?;
     let about = RunHeader {
@@ -245,8 +262,43 @@ fn conform(args: &ConformArgs) -> Result<bool, CliError> {
         began,
         not_tried: not_tried(args, discovery.err()),
     };
+    if let Some(directory) = &args.pcap {
+        let written =
+            captures::write(directory, &results.results, args.server.is_some(), about.began);
+        written.map_err(CliError::io(format!("cannot write to {}", directory.display())))?;
+    }
     files.write(&Report { results: &results, about: &about }, args.all)?;
     Ok(results.failed_musts() > 0)
+}
+
+/// Compares two reports. Returns whether a MUST fails in the later one only.
+fn compare(earlier: &Path, later: &Path) -> Result<bool, CliError> {
+    let read = |path: &Path| {
+        std::fs::read_to_string(path)
+            .map_err(CliError::io(format!("cannot read {}", path.display())))
+    };
+    let found = smc_conform::compare(&read(earlier)?, &read(later)?);
+    let found = found.map_err(|why| CliError::Compare {
+        earlier: earlier.to_owned(),
+        later: later.to_owned(),
+        why,
+    })?;
+    output::print(&found.text)?;
+    Ok(found.new_failures > 0)
+}
+
+/// Says after a while that the target may be silent. The suite gives a silent one much time for its first
+/// answer. Dropping the result ends the wait.
+fn note_silence(bar: ProgressBar) -> mpsc::Sender<()> {
+    const SILENCE: Duration = Duration::from_secs(3);
+    let (sender, ended) = mpsc::channel();
+    std::thread::spawn(move || {
+        if ended.recv_timeout(SILENCE) == Err(mpsc::RecvTimeoutError::Timeout) {
+            let says = "still finding out whether the target speaks SMC; a silent one gets 32 s";
+            bar.suspend(|| output::note(says));
+        }
+    });
+    sender
 }
 
 fn layers(args: &ConformArgs) -> Vec<Layer> {
@@ -432,8 +484,10 @@ fn again(arguments: impl Iterator<Item = String>) -> String {
     while let Some(argument) = arguments.next() {
         match argument.as_str() {
             "--all" => {}
-            "--only" | "--json" | "--junit" | "--ktap" | "--html" => drop(arguments.next()),
-            one if ["--only=", "--json=", "--junit=", "--ktap=", "--html="]
+            "--only" | "--json" | "--junit" | "--ktap" | "--html" | "--pcap" => {
+                drop(arguments.next())
+            }
+            one if ["--only=", "--json=", "--junit=", "--ktap=", "--html=", "--pcap="]
                 .iter()
                 .any(|option| one.starts_with(option)) => {}
             _ => left.push(argument),
@@ -494,7 +548,8 @@ mod tests {
     }
     #[test]
     fn a_case_is_played_again_without_other_cases_and_reports() {
-        let words = "conform --echo --json - --only server --all --html=a.html --run {x} db:5000";
+        let words =
+            "conform --echo --json - --only server --all --html=a.html --pcap p --run {x} db:5000";
         let again = again(words.split(' ').map(str::to_owned));
         assert_eq!(again, "smc conform --echo --run '{x}' db:5000 --only ");
     }

@@ -36,7 +36,8 @@ fn a_server_of_the_project_fails_no_must() {
     let html = fabric.directory().join("report.html");
     let junit = fabric.directory().join("report.xml");
     let mut command = fabric.smc(&["conform", "--echo", "--aggressive", "--json", "-"]);
-    command.args(["--level", "clc,cdc"]);
+    let pcap = fabric.directory().join("pcap");
+    command.args(["--level", "clc,cdc"]).arg("--pcap").arg(&pcap);
     command.arg("--device").arg(device).arg("--html").arg(&html).arg("--junit").arg(&junit);
     let output = command.arg(format!("127.0.0.1:{port}")).output().unwrap();
     let report = check(&output, 750);
@@ -46,6 +47,28 @@ fn a_server_of_the_project_fails_no_must() {
     let exchanges = &report["cases"][0]["exchanges"];
     assert_eq!(exchanges[0]["from"], "suite");
     assert!(exchanges[0]["explained"].as_str().unwrap().starts_with("CLC Proposal, version 2"));
+    // `smc decode` reads the packets of a case.
+    let decoded = run(&["decode", pcap.join("server-accept-eye.pcapng").to_str().unwrap()]);
+    let decoded = text(&decoded.stdout);
+    for message in ["Proposal", "Accept"] {
+        assert!(decoded.contains(&format!("CLC {message}")), "{message}: {decoded}");
+    }
+    // Against itself, the report has no difference; a failure that is new is one.
+    let [earlier, later] = ["earlier", "later"].map(|name| fabric.directory().join(name));
+    std::fs::write(&earlier, &output.stdout).unwrap();
+    std::fs::write(
+        &later,
+        text(&output.stdout).replacen("\"verdict\": \"PASS\"", "\"verdict\": \"FAIL\"", 1),
+    )
+    .unwrap();
+    for (later, code, says) in
+        [(&earlier, 0, "No case has another verdict."), (&later, 1, "Fails now: 1")]
+    {
+        let output =
+            fabric.smc(&["conform", "--compare"]).arg(&earlier).arg(later).output().unwrap();
+        assert_eq!(output.status.code(), Some(code));
+        assert!(text(&output.stdout).contains(says), "{}", text(&output.stdout));
+    }
     let html = std::fs::read_to_string(html).unwrap();
     assert!(html.contains("No MUST failed.") && html.contains("server-accept-eye"));
     let junit = std::fs::read_to_string(junit).unwrap();
@@ -91,29 +114,56 @@ fn a_server_without_smc_is_sent_one_message_and_nothing_more() {
     let said = text(&output.stderr);
     assert!(said.contains("does not speak SMC"), "{said}");
     assert_eq!(server.join().unwrap(), (0, true));
+    let output = run(&["conform", "--compare", "/dev/null", "/dev/null"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(text(&output.stderr).contains("no report of smc conform"), "{}", text(&output.stderr));
+}
+
+#[test]
+fn a_silent_target_is_announced_as_such_before_it_is_given_up() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_smc"));
+    command.args(["conform", "--level", "clc", &address]).stderr(std::process::Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let mut line = String::new();
+    let mut errors = std::io::BufReader::new(child.stderr.take().unwrap());
+    std::io::BufRead::read_line(&mut errors, &mut line).unwrap();
+    assert!(line.contains("a silent one gets 32 s"), "{line}");
+    child.kill().unwrap();
+    child.wait().unwrap();
+}
+
+/// A server with this answer to whatever comes, which ends with the test.
+fn always_says(answer: [u8; 28]) -> String {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    std::thread::spawn(move || {
+        for mut client in listener.incoming().flatten() {
+            let _ = std::io::Read::read(&mut client, &mut [0; 1024]);
+            let _ = std::io::Write::write_all(&mut client, &answer);
+        }
+    });
+    address
 }
 
 #[test]
 fn a_server_whose_declines_are_wrong_is_tested_and_not_taken_for_one_without_smc() {
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = listener.local_addr().unwrap().to_string();
-    // The thread ends with the test.
-    std::thread::spawn(move || {
-        for mut client in listener.incoming().flatten() {
-            let mut decline = [0; 28];
-            decline[..8].copy_from_slice(&[0xe2, 0xd4, 0xc3, 0xd9, 4, 0, 28, 0x10]);
-            decline[16..20].copy_from_slice(&[3, 3, 0, 0]);
-            decline[24..].copy_from_slice(b"oops");
-            let _ = std::io::Read::read(&mut client, &mut [0; 1024]);
-            let _ = std::io::Write::write_all(&mut client, &decline);
-        }
-    });
-    let one = "server-decline-own-v1";
-    let output = run(&["conform", "--level", "clc", "--json", "-", "--only", one, &address]);
-    let said = text(&output.stderr);
-    assert!(!said.contains("does not speak SMC"), "{said}");
-    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert_eq!(named(&report, "FAIL"), [one], "{report}");
+    let mut decline = [0; 28];
+    decline[..8].copy_from_slice(&[0xe2, 0xd4, 0xc3, 0xd9, 4, 0, 28, 0x10]);
+    decline[16..20].copy_from_slice(&[3, 3, 0, 0]);
+    let (mut wrong_end, mut wrong_begin) = (decline, decline);
+    wrong_end[24..].copy_from_slice(b"oops");
+    wrong_begin[0] ^= 1;
+    for answer in [wrong_end, wrong_begin] {
+        let one = "server-decline-own-v1";
+        let address = always_says(answer);
+        let output = run(&["conform", "--level", "clc", "--json", "-", "--only", one, &address]);
+        let said = text(&output.stderr);
+        assert!(!said.contains("does not speak SMC"), "{said}");
+        let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!(named(&report, "FAIL"), [one], "{report}");
+    }
 }
 
 #[test]
