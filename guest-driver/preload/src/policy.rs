@@ -76,6 +76,9 @@ fn look(file: &Path) -> bool {
         Ok(policy) if policy == *config.policy() || policies::are_full() => false,
         Ok(policy) => {
             status::policy_changed(policy.len());
+            for key in policy.unknown() {
+                status::policy_key(&key.to_string());
+            }
             policies::add(policy);
             true
         }

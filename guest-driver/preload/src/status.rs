@@ -73,6 +73,11 @@ pub(crate) fn policy_changed(rules: usize) {
     write_line(&format!("{{\"event\":\"policy\",\"rules\":{rules}}}"));
 }
 
+/// Reports a key of the policy file that this release does not know.
+pub(crate) fn policy_key(says: &str) {
+    write_line(&format!("{{\"event\":\"policy_key\",\"says\":{}}}", quoted(says)));
+}
+
 /// Reports a changed policy file without effect.
 pub(crate) fn policy_stays(why: &str) {
     write_line(&format!("{{\"event\":\"policy_stays\",\"why\":{}}}", quoted(why)));

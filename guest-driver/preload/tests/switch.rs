@@ -249,8 +249,10 @@ fn a_file_without_meaning_changes_nothing() {
     pair.await_only(true);
     std::fs::remove_file(&file).unwrap();
     pair.await_only(true);
-    put(&file, TCP);
+    // A rule with a key of a later release is TCP.
+    put(&file, "[[rule]]\nuse = 'always-smc'\nlater = 1");
     pair.await_only(false);
+    assert!(pair.fabric.said("policy_key") >= 2);
     // A FIFO would hold up a reader.
     std::fs::remove_file(&file).unwrap();
     let fifo = Command::new("mkfifo").arg(&file).status().unwrap();

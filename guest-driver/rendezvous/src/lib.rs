@@ -56,7 +56,7 @@ pub use peer_discovery::{
     ClientAction, Mode, OptionRequest, PROPOSAL_TIMEOUT, PeerDiscovery, ServerAction, TcpReason,
 };
 pub use peer_rule::{PeerRule, PeerRuleError};
-pub use policy::{AllowedProtocol, Policy, PolicyChoice, PolicyError, Share};
+pub use policy::{AllowedProtocol, Policy, PolicyChoice, PolicyError, Share, UnknownKey};
 pub use unavailable::{Missing, Unavailable};
 
 use std::io;

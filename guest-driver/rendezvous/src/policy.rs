@@ -38,7 +38,10 @@ use thiserror::Error;
 
 use ism_sys::read_text;
 
+use unknown_keys::take_unknown;
+
 pub use share::Share;
+pub use unknown_keys::UnknownKey;
 
 /// Rules of a policy at most.
 const MAX_RULES: usize = 256;
@@ -68,6 +71,7 @@ pub enum AllowedProtocol {
 pub struct Policy {
     default: AllowedProtocol,
     rules: Vec<Rule>,
+    unknown: Vec<UnknownKey>,
 }
 
 /// Why a policy cannot be used.
@@ -203,12 +207,24 @@ pub(super) struct Network {
 pub(super) type Clients = Vec<(Network, AllowedProtocol)>;
 
 impl Policy {
-    /// Reads a policy from text.
+    /// Reads a policy from text. A key without a meaning here may have one in a later release, and may narrow
+    /// its rule, so the connections that fit the rest of the rule are TCP.
     ///
     /// # Errors
     /// The text is no TOML, or not of this form; see [`PolicyError`].
     pub fn parse(text: &str) -> Result<Policy, PolicyError> {
-        let file: File = toml::from_str(text)?;
+        let (mut file, unknown) = match toml::from_str::<File>(text) {
+            Ok(file) => (file, Vec::new()),
+            Err(error) => match take_unknown(text) {
+                Some((known, unknown)) => (toml::from_str(&known)?, unknown),
+                None => return Err(error.into()),
+            },
+        };
+        for rule in unknown.iter().filter_map(|key| key.rule) {
+            if let Some(rule) = file.rule.get_mut(rule - 1) {
+                (rule.allowed, rule.share) = (AllowedProtocol::Tcp, None);
+            }
+        }
         let most = |what, found, most| {
             if found > most { Err(PolicyError::TooMany { what, found, most }) } else { Ok(()) }
         };
@@ -218,12 +234,17 @@ impl Policy {
         let users = Users::of(&file.rule);
         let rules = file.rule.into_iter().enumerate();
         let rules = rules.map(|(at, rule)| rule.check(at + 1, &users)).collect::<Result<_, _>>()?;
-        Ok(Policy { default: file.default, rules })
+        Ok(Policy { default: file.default, rules, unknown })
     }
 
     /// The policy without SMC for any connection.
     pub fn none() -> Policy {
-        Policy { default: AllowedProtocol::Tcp, rules: Vec::new() }
+        Policy { default: AllowedProtocol::Tcp, ..Policy::default() }
+    }
+
+    /// The keys of the file without a meaning here.
+    pub fn unknown(&self) -> &[UnknownKey] {
+        &self.unknown
     }
 
     /// Reads a policy file, a regular file of at most 1 MiB.
@@ -574,3 +595,4 @@ pub(super) fn ports(text: &str) -> Option<RangeInclusive<u16>> {
 mod share;
 #[cfg(test)]
 mod tests;
+mod unknown_keys;

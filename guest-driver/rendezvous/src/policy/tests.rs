@@ -154,9 +154,28 @@ fn a_rule_may_name_programs() {
 }
 
 #[test]
+fn a_rule_with_a_key_of_a_later_release_is_tcp_and_says_so() {
+    let text = "later = 1\n[[rule]]\nuse = 'smc'\nwhen = 'connect'\nports = [1]\nshare = '5%'\n\
+                hosts = ['a']\n[[rule]]\nuse = 'always-smc'\nports = [2]";
+    let read = policy(text);
+    // No connection is on SMC without the key or the share, and other rules are as they were.
+    assert_eq!(connect(&read, "192.0.2.1:1"), AllowedProtocol::Tcp);
+    assert_eq!(connect(&read, "192.0.2.1:2"), AllowedProtocol::AlwaysSmc);
+    assert_eq!(connect(&read, "192.0.2.1:3"), AllowedProtocol::Smc);
+    assert_eq!(read.shares().count(), 0);
+    let said: Vec<String> = read.unknown().iter().map(ToString::to_string).collect();
+    assert_eq!(said[0], "the key \"later\" is unknown, and without effect");
+    assert!(said[1].starts_with("rule 1: the key \"hosts\" is unknown, so all"), "{said:?}");
+    assert_eq!(said.len(), 2);
+    // Another mistake beside the key is still a mistake, with its line.
+    let error = Policy::parse("later = 1\n[[rule]]\nuse = 'tpc'").unwrap_err().to_string();
+    assert!(error.contains("unknown variant `tpc`"), "{error}");
+    assert!(policy("[[rule]]\nuse = 'tcp'").unknown().is_empty());
+}
+
+#[test]
 fn refuses_what_it_does_not_understand() {
     for (text, expected) in [
-        ("defualt = 'smc'", "unknown field `defualt`"),
         ("default = 'rdma'", "unknown variant `rdma`"),
         ("[[rule]]\nports = [1]", "missing field `use`"),
         ("[[rule]]\nuse = 'tcp'\nwhen = 'always'", "unknown variant `always`"),
@@ -227,7 +246,7 @@ proptest! {
             ports: Vec::new(),
             programs: Vec::new(),
         });
-        let policy = Policy { default: AllowedProtocol::Tcp, rules: rules.collect() };
+        let policy = Policy { rules: rules.collect(), ..Policy::none() };
         let client = Ipv6Addr::from_bits(u128::from(client & 15) << 124);
         prop_assert_eq!(
             answer(&policy.listen(1, None), client.into()),

@@ -111,6 +111,10 @@ fn policy() -> Option<Finding> {
             return Some(Finding::new("policy", Status::Broken, says));
         }
     };
+    if let Some(key) = policy.unknown().first() {
+        let says = format!("{}: {key}", file.display());
+        return Some(Finding::new("policy", Status::Broken, says));
+    }
     let shares: Vec<_> = policy.shares().map(|share| share.to_string()).collect();
     let shares = match shares.is_empty() {
         true => String::new(),

@@ -27,7 +27,12 @@ pub(super) fn pass_on(
     let of_machine = smc_settings::policy_file().filter(|_| args.policy.is_none());
     if let Some(file) = args.policy.as_ref().or(of_machine.as_ref()) {
         match Policy::load(file) {
-            Ok(policy) => options.policy = policy,
+            Ok(policy) => {
+                for key in policy.unknown() {
+                    crate::output::note(&format!("{}: {key}", file.display()));
+                }
+                options.policy = policy;
+            }
             // The program looks for the file of the machine, too.
             Err(error) if error.is_missing() && of_machine.is_some() => {}
             Err(error) => return Err(failed(error.in_file(file))),

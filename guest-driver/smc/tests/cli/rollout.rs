@@ -93,7 +93,12 @@ fn the_doctor_shows_shares_and_mistakes_of_the_policy() {
     std::fs::write(etc.path("policy.toml"), rule).unwrap();
     let words = doctor().split_whitespace().collect::<Vec<_>>().join(" ");
     assert!(words.contains("1 rule; shares of connections: 2.50%"), "{words}");
-    std::fs::write(etc.path("policy.toml"), "default = 'off'").unwrap();
-    let words = doctor().split_whitespace().collect::<Vec<_>>().join(" ");
-    assert!(words.contains("broken policy") && words.contains("unknown variant `off`"), "{words}");
+    for (wrong, says) in [
+        ("default = 'off'", "unknown variant `off`"),
+        ("[[rule]]\nuse = 'smc'\nhosts = ['a']", "rule 1: the key \"hosts\" is unknown"),
+    ] {
+        std::fs::write(etc.path("policy.toml"), wrong).unwrap();
+        let words = doctor().split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(words.contains("broken policy") && words.contains(says), "{words}");
+    }
 }

@@ -80,6 +80,14 @@ fn a_policy_that_makes_no_sense_stops_the_program_before_it_begins() {
         let said = text(&output.stderr);
         assert!(said.contains(&policy), "{said}");
     }
+    // A key of a later release is named, and no reason to stop.
+    std::fs::write(dir.path("policy"), "[[rule]]\nuse = 'smc'\nhosts = ['a']").unwrap();
+    let Some(output) = without_rights(&["--policy", &dir.path("policy"), "echo", "yes"]) else {
+        return;
+    };
+    let said = text(&output.stderr);
+    assert_eq!(text(&output.stdout), "yes\n", "{said}");
+    assert!(said.contains("rule 1: the key \"hosts\" is unknown"), "{said}");
 }
 
 /// Runs `smc run` with refused options. Returns the messages.
