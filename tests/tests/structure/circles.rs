@@ -18,7 +18,7 @@ const IN_CIRCLES: [(&str, usize); 13] = [
     ("guest-driver/ism", 4),
     ("guest-driver/preload", 7),
     ("guest-driver/rendezvous", 3),
-    ("guest-driver/smc", 39),
+    ("guest-driver/smc", 36),
     ("guest-driver/sys", 2),
     ("guest-driver/verbs", 3),
     ("smc-core", 3),

@@ -10,7 +10,8 @@ use smc_rendezvous::{Policy, Rendezvous};
 use smc_settings::{Place, PlaceReport};
 use virtio_ism::transport::pci::{self, Binding};
 
-use super::{Finding, Status, limits};
+use super::finding::{Finding, Status};
+use super::{capacity, limits};
 use crate::access::{self, Obstacle};
 use crate::error::CliError;
 use crate::run::inspect;
@@ -26,6 +27,7 @@ pub(super) fn all() -> Vec<Finding> {
     findings.extend(policy());
     findings.push(kernel_smc());
     findings.extend(limits::all());
+    findings.extend(capacity::all());
     findings
 }
 

@@ -3,7 +3,7 @@
 
 use rustix::process::{Resource, getrlimit};
 
-use super::{Finding, Status};
+use super::finding::{Finding, Status};
 
 /// A process with a lower limit gets no device.
 pub(crate) const FEW_DESCRIPTORS: u64 = 256;

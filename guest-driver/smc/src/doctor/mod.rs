@@ -4,12 +4,14 @@
 use std::ffi::OsString;
 
 use clap::Args;
-use serde::Serialize;
 
 use crate::error::CliError;
 use crate::output;
+use finding::Finding;
 
+mod capacity;
 mod checks;
+mod finding;
 mod limits;
 
 pub(crate) use limits::FEW_DESCRIPTORS;
@@ -36,55 +38,6 @@ pub(crate) struct DoctorArgs {
     /// Check a program as well: by which door "smc run" would reach its connections.
     #[arg(value_hint = clap::ValueHint::CommandName)]
     program: Option<OsString>,
-}
-
-/// Whether a resource can be used.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-enum Status {
-    Ok,
-    No,
-    Broken,
-}
-
-impl Status {
-    fn word(self) -> &'static str {
-        match self {
-            Status::Ok => "ok",
-            Status::No => "no",
-            Status::Broken => "broken",
-        }
-    }
-}
-
-/// The result of one check.
-#[derive(Clone, Debug, Serialize)]
-struct Finding {
-    /// Short, without blanks.
-    name: &'static str,
-    status: Status,
-    /// The resource found, or the missing part.
-    says: String,
-    /// A command or two to change the status.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    grant: Option<String>,
-    /// Whether the resource can carry the bytes of a connection.
-    carries: bool,
-}
-
-impl Finding {
-    fn new(name: &'static str, status: Status, says: impl Into<String>) -> Finding {
-        Finding { name, status, says: says.into(), grant: None, carries: false }
-    }
-
-    fn grant(self, grant: impl Into<String>) -> Finding {
-        Finding { grant: Some(grant.into()), ..self }
-    }
-
-    /// Marks the resource as a way to carry bytes, if the status is `Ok`.
-    fn carries_bytes(self) -> Finding {
-        Finding { carries: self.status == Status::Ok, ..self }
-    }
 }
 
 /// Runs all checks and prints them; `true` if at least one way to carry bytes works.
@@ -123,6 +76,7 @@ fn as_text(findings: &[Finding], able: bool) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::finding::Status;
     use super::*;
 
     #[test]
