@@ -9,6 +9,7 @@
 //! A killed process leaves its socket behind. [`find`] removes such sockets, and so does the next
 //! process that listens in the directory.
 
+mod names;
 mod paths;
 mod reason;
 mod report;

@@ -11,7 +11,7 @@ use std::time::{Duration, SystemTime};
 
 use rustix::net::SocketAddrUnix;
 
-use super::tcp_notes;
+use super::{names, tcp_notes};
 use ism_sys::peer_process;
 
 /// The age of a file after which its process has bound a socket to it, if ever.
@@ -20,12 +20,11 @@ const SETTLED: Duration = Duration::from_secs(2);
 const MAX_FILES: usize = 65_536;
 /// The beginning of the name of a client that wants copies of passing bytes.
 pub(super) const CAPTURE: &[u8] = b"smc-capture-";
-const PREFIX: &str = "process-";
 const SUFFIX: &str = ".sock";
 
 /// The path of this process's socket in a directory for such sockets.
 pub fn path_in(directory: impl AsRef<Path>) -> PathBuf {
-    directory.as_ref().join(format!("{PREFIX}{}{SUFFIX}", std::process::id()))
+    directory.as_ref().join(names::own(SUFFIX))
 }
 
 /// `x-NUMBER.sock` for `x.sock`.
@@ -54,13 +53,6 @@ pub(super) fn in_place_of_planted(
     (!is_own).then(|| numbered(path, now))
 }
 
-/// The process id in the name of a socket.
-fn pid_of(name: &str) -> Option<i32> {
-    let middle = name.strip_prefix(PREFIX)?.strip_suffix(SUFFIX)?;
-    // The number of a further stack of the process may follow the id.
-    middle.split('-').next()?.parse().ok().filter(|pid| *pid > 0)
-}
-
 /// Finds the sockets of processes in a directory, and removes the files of dead processes.
 pub fn find(directory: &Path) -> Vec<PathBuf> {
     let making = ism_sys::making();
@@ -80,7 +72,7 @@ pub fn find(directory: &Path) -> Vec<PathBuf> {
             }
             continue;
         }
-        let Some(pid) = pid_of(name) else { continue };
+        let Some(pid) = names::pid_of(name, SUFFIX) else { continue };
         if !entry.file_type().is_ok_and(|kind| kind.is_socket()) {
             continue;
         }
@@ -193,14 +185,5 @@ mod tests {
         let asked = [capture(&path, own).map(drop), super::super::ask(&path).map(drop)];
         assert!(asked.iter().all(|asked| asked.as_ref().is_err_and(|e| e.kind() == full.kind())));
         drop(listener);
-    }
-
-    #[test]
-    fn names_of_sockets_have_the_process_id() {
-        assert_eq!(pid_of("process-17.sock"), Some(17));
-        assert_eq!(pid_of("process-17-2.sock"), Some(17));
-        for other in ["process-.sock", "process-x.sock", "process-0.sock", "a.sock", "process-1"] {
-            assert_eq!(pid_of(other), None, "{other}");
-        }
     }
 }

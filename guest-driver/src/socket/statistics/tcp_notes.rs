@@ -16,6 +16,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use ism_sys::{SharedMem, SharedSlice};
 use rustix::fs::{FallocateFlags, FlockOperation, OFlags, fallocate, flock};
 
+use super::names;
 use super::paths::in_place_of_planted;
 use super::reason::{Reason, Side};
 use smc_info::Fallback;
@@ -45,7 +46,6 @@ const FIRST_PLACE: usize = FIRST_REASON + REASONS * REASON;
 const SIZE: usize = FIRST_PLACE + 8 * PLACES;
 /// A bit set in every key: 0 means no key.
 const SET: u64 = 1 << 63;
-const PREFIX: &str = "process-";
 const SUFFIX: &str = ".tcp";
 
 /// The reasons of one process, written by it.
@@ -57,13 +57,12 @@ pub struct TcpReasons {
 
 /// The file of a process in a directory of statistics sockets.
 fn path_in(directory: &Path) -> PathBuf {
-    directory.join(format!("{PREFIX}{}{SUFFIX}", std::process::id()))
+    directory.join(names::own(SUFFIX))
 }
 
 /// The process id in the name of such a file.
 pub(super) fn pid_of(name: &str) -> Option<i32> {
-    let middle = name.strip_prefix(PREFIX)?.strip_suffix(SUFFIX)?;
-    middle.split('-').next()?.parse().ok().filter(|pid| *pid > 0)
+    names::pid_of(name, SUFFIX)
 }
 
 /// Whether no process writes to such a file any more, in any namespace. `otherwise`: the assumption for
