@@ -68,7 +68,7 @@ pub fn door(
 }
 
 /// The known versions of Go: 1.x. In each of them the functions for system calls have known names.
-const VERSIONS: std::ops::RangeInclusive<u32> = 19..=25;
+const VERSIONS: std::ops::RangeInclusive<u32> = 19..=27;
 
 /// A program written in Go whose system calls are all at known places.
 #[derive(Debug)]
@@ -113,7 +113,8 @@ impl GoProgram {
         let at = bytes.at;
         let bytes = bytes.bytes.get(bytes.skipped..).unwrap_or_default();
         let table = table::FunctionTable::new(bytes)?;
-        let text = text_start(&object, bytes, at).ok_or(GoObstacle::Table("it has no address"))?;
+        let text =
+            text_start(file, &object, bytes, at).ok_or(GoObstacle::Table("it has no address"))?;
         let sites = sites::find(&object, &table, text, has_libc)?;
         let own = text..text.saturating_add(u64::from(table.end()));
         if object.makes_socket_calls_outside(Some(&own)) != Some(false) {
@@ -211,13 +212,26 @@ fn table_of(file: &File) -> Option<TableBytes> {
     })
 }
 
-/// The address of the first function. The linker stores a position-independent address in a
-/// relocation.
-fn text_start(object: &Object<'_>, table: &[u8], at: u64) -> Option<u64> {
+/// The address of the first function: in the table, or, since Go 1.26, in the data about the module.
+fn text_start(file: &File, object: &Object<'_>, table: &[u8], at: u64) -> Option<u64> {
+    /// The address of the first function in the data about a module, whose first word is the address of
+    /// the table.
+    const IN_MODULE: u64 = 22 * 8;
     let field = table.get(table::TEXT_START..table::TEXT_START + 8)?;
-    let stored = u64::from_le_bytes(field.try_into().ok()?);
-    let text = if stored != 0 { stored } else { relocated(object, at + table::TEXT_START as u64)? };
+    let text = match u64::from_le_bytes(field.try_into().ok()?) {
+        0 => relocated(object, at + table::TEXT_START as u64).or_else(|| {
+            let module = program_file::section(file, b".go.module")?.address;
+            let is_of_table = address_at(object, module)? == at;
+            is_of_table.then(|| address_at(object, module.checked_add(IN_MODULE)?)).flatten()
+        })?,
+        stored => stored,
+    };
     object.is_executed(text).then_some(text)
+}
+
+/// An address in the data. The linker stores a position-independent address in a relocation.
+fn address_at(object: &Object<'_>, at: u64) -> Option<u64> {
+    relocated(object, at).or_else(|| Some(u64::from_le_bytes(object.bytes_at(at)?)))
 }
 
 /// The value of a relative relocation.

@@ -29,7 +29,7 @@ const MAIN: [&str; 3] = [
     "runtime/internal/syscall.Syscall6",
     // 1.23 to 1.25
     "internal/runtime/syscall.Syscall6",
-    // 1.26
+    // Since 1.26
     "internal/runtime/syscall/linux.Syscall6",
 ];
 

@@ -10,7 +10,8 @@ fn versions_are_known_by_their_second_number() {
         ("go1.25rc1", true),
         ("go1.22.1 X:nocoverageredesign", true),
         ("go1.18.9", false),
-        ("go1.26", false),
+        ("go1.27.3", true),
+        ("go1.28", false),
         ("go1.190", false),
         ("go1.99999999999999999999", false),
         ("go2.20", false),
@@ -75,5 +76,31 @@ mod files {
         );
         assert_eq!(of("go1.14.4", &dynamic), GoObstacle::Version("go1.14.4".into()));
         assert_eq!(of("go1.24.4", &dynamic), table);
+    }
+
+    #[test]
+    fn the_first_function_is_found_by_the_data_about_the_module() {
+        let dir = smc_test_support::TestDir::new();
+        let (path, source) = (dir.join("program"), dir.join("source.s"));
+        let text_of = |table: &str, options: &[&str]| {
+            let text = format!(
+                ".section .gopclntab,\"aw\"\n.balign 8\ntable: .zero 72\n.section .go.module,\"aw\"\n\
+                 .balign 8\n.quad {table}\n.zero 168\n.quad first\n\
+                 .text\n.globl _start\n_start: hlt\nfirst: hlt\n"
+            );
+            std::fs::write(&source, text).unwrap();
+            let mut cc = std::process::Command::new("cc");
+            cc.args(["-nostdlib", "-o"]).args([&path, &source]).args(options);
+            assert!(cc.status().unwrap().success());
+            let file = File::open(&path).unwrap();
+            let object = Object::read(&file).unwrap();
+            let at = program_file::section(&file, b".gopclntab").unwrap().address;
+            let start = program_file::section(&file, b".text").unwrap().address;
+            text_start(&file, &object, &[0; 72], at).map(|text| text - start)
+        };
+        for options in [&["-no-pie", "-static"][..], &["-pie"]] {
+            assert_eq!(text_of("table", options), Some(1), "{options:?}");
+            assert_eq!(text_of("table + 8", options), None, "data of another table");
+        }
     }
 }
