@@ -122,6 +122,10 @@ pub(super) fn answer(number: i64, arguments: [usize; 6]) -> Option<isize> {
         fork_and_exit::before_exit(arguments[0] as c_int);
         return None;
     }
+    // Go listens by MPTCP where the kernel has MPTCP, and by TCP elsewhere.
+    if number == libc::SYS_socket && arguments[2] as c_int == libc::IPPROTO_MPTCP {
+        return Some(-(libc::EPROTONOSUPPORT as isize));
+    }
     let error = errno();
     let result = by_vfork(number, arguments).or_else(|| by_hook(number, arguments));
     let result = result.map(|result| match result {
