@@ -30,20 +30,34 @@ pub(crate) struct TargetProgram<'a> {
     pub(crate) in_path: bool,
     /// The program's environment, each entry with name and value.
     pub(crate) environment: Vec<&'a OsStr>,
+    /// Whether a static program gets a dynamic linker ([`TargetProgram::needs_linker`]).
+    pub(crate) gets_linker: bool,
 }
 
 impl TargetProgram<'_> {
     /// Whether the program will have this library, with the settings of this process. `true` also
     /// without an executable file: this process then goes on. `library`: the file of this library.
     pub(crate) fn has_library(&self, library: &Path) -> bool {
-        let found = match self.in_path {
-            true => find(self.file.as_os_str()),
-            false => Some(self.file.to_owned()),
-        };
-        let Some(file) = found.filter(|file| is_executable(file)) else { return true };
-        self.loads(library)
-            && has_door(&file)
-            && config::get().is_some_and(|config| config.has_rules_of(&file))
+        let Some(file) = self.found().filter(|file| is_executable(file)) else { return true };
+        (self.gets_linker || has_door(&file)) && self.has_same_settings(&file, library)
+    }
+
+    /// Whether the program is a static one, and has this library if a dynamic linker is loaded into it.
+    pub(crate) fn needs_linker(&self, library: &Path) -> bool {
+        takes_calls_over()
+            && self.found().is_some_and(|file| {
+                is_executable(&file)
+                    && go_program::door(&file, find) == Some(Ok(Door::LoadedSystemCalls))
+                    && self.has_same_settings(&file, library)
+            })
+    }
+
+    fn found(&self) -> Option<PathBuf> {
+        if self.in_path { find(self.file.as_os_str()) } else { Some(self.file.to_owned()) }
+    }
+
+    fn has_same_settings(&self, file: &Path, library: &Path) -> bool {
+        self.loads(library) && config::get().is_some_and(|config| config.has_rules_of(file))
     }
 
     /// LD_PRELOAD without this library, if the program is for another kind of machine: its dynamic
@@ -61,10 +75,7 @@ impl TargetProgram<'_> {
         if others.len() == all.len() {
             return None;
         }
-        let file = match self.in_path {
-            true => find(self.file.as_os_str())?,
-            false => self.file.to_owned(),
-        };
+        let file = self.found()?;
         program_file::is_for_other_machine(&file, find)
             .then(|| (at, [PRELOAD.as_bytes(), b"=", &others.join(&b':')].concat()))
     }
@@ -99,12 +110,15 @@ impl TargetProgram<'_> {
 fn has_door(file: &Path) -> bool {
     match go_program::door(file, find) {
         Some(Ok(Door::Libc)) => !kernel_calls::makes_socket_calls(file),
-        // The next program inherits the prohibition.
-        Some(Ok(Door::SystemCalls)) => {
-            config::get().is_some_and(|config| config.go) && raw::may_change_instructions()
-        }
+        Some(Ok(Door::SystemCalls)) => takes_calls_over(),
         _ => false,
     }
+}
+
+/// Whether the system calls of the next program may be taken over.
+fn takes_calls_over() -> bool {
+    // The next program inherits the prohibition.
+    config::get().is_some_and(|config| config.go) && raw::may_change_instructions()
 }
 
 fn is_executable(file: &Path) -> bool {

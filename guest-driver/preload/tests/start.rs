@@ -10,7 +10,7 @@ use std::os::unix::net::UnixListener;
 use std::os::unix::process::CommandExt;
 use std::time::Duration;
 
-use common::{Fabric, await_listener, free_port, my_role, role};
+use common::{Fabric, await_listener, eventually, free_port, my_role, role};
 
 /// Kilobytes of the first part of libc changed by the program: headers and the table of symbols.
 fn changed(smaps: &str) -> usize {
@@ -198,4 +198,19 @@ fn a_traced_process_gets_no_loader() {
     // SAFETY: the child has one thread, and its copy of the allocator is usable.
     let error = unsafe { command.pre_exec(load) }.spawn().unwrap_err();
     assert_eq!(error.raw_os_error(), Some(libc::EPERM));
+}
+
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn a_thread_is_traced_no_more_if_its_program_cannot_be_executed() {
+    let number = |of: &str, name: &str| {
+        let status = std::fs::read_to_string(format!("/proc/{of}/status")).unwrap();
+        let mut words = status.split_whitespace().skip_while(|word| *word != name);
+        words.nth(1).unwrap().parse::<u32>().unwrap()
+    };
+    let tracer = || number("thread-self", "TracerPid:");
+    let loader = ism_sys::Loader::start().unwrap();
+    assert_ne!(number(&tracer().to_string(), "PPid:"), std::process::id());
+    loader.withdraw();
+    eventually(|| tracer() == 0);
 }

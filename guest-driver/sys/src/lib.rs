@@ -21,6 +21,9 @@ mod held;
 pub mod interrupt;
 #[cfg(target_arch = "x86_64")]
 mod loader;
+#[cfg(not(target_arch = "x86_64"))]
+#[path = "loader/other.rs"]
+mod loader;
 mod mapping;
 mod memfd;
 mod once;
@@ -62,7 +65,8 @@ pub use futex::{
 };
 pub use held::{ForkLocks, LockGuardList, is_free, try_hold};
 #[cfg(target_arch = "x86_64")]
-pub use loader::{Beginning, LoadError, Loader};
+pub use loader::Beginning;
+pub use loader::{LoadError, Loader};
 pub use mapping::{MapError, Reservation, SharedMem, map_memory, map_zeros};
 pub use memfd::{check_file_size, check_sealed, sealed_memfd};
 pub use once::OnceBox;

@@ -17,7 +17,7 @@ use crate::relay::take_back;
 use crate::selection::{answering_listeners, handed_listeners, session, waiting};
 use crate::sys::user_memory::{errno, is_nowhere, set_errno};
 use crate::{config, fork, relay};
-use ism_sys::OnceBox;
+use ism_sys::{Loader, OnceBox};
 
 /// Limit for peers to take the bytes of relays and send queues before another process takes over.
 const SHORT: Duration = Duration::from_millis(20);
@@ -60,17 +60,19 @@ pub(super) struct Target {
     file: Option<PathBuf>,
     in_path: bool,
     environment: Words,
+    /// Whether the program gets a dynamic linker.
+    gets_linker: bool,
 }
 
 impl Target {
     /// A program by its path.
     pub(super) fn path(path: *const c_char, environment: Words) -> Target {
-        Target { file: path_of(path), in_path: false, environment }
+        Target { file: path_of(path), in_path: false, environment, gets_linker: false }
     }
 
     /// A program found by a search of PATH.
     pub(super) fn in_path(name: *const c_char, environment: Words) -> Target {
-        Target { file: path_of(name), in_path: true, environment }
+        Target { file: path_of(name), in_path: true, environment, gets_linker: false }
     }
 
     /// A program by a path relative to a directory, or an open file.
@@ -82,12 +84,21 @@ impl Target {
             // An absolute path stays as it is.
             false => Path::new(&format!("/proc/self/fd/{dir}")).join(file),
         };
-        Target { file: Some(file), in_path: false, environment }
+        Target { file: Some(file), in_path: false, environment, gets_linker: false }
     }
 
     /// The shell, with the environment of this process.
     pub(super) fn shell() -> Target {
-        Target { file: Some("/bin/sh".into()), in_path: false, environment: own_environment() }
+        Target::path(c"/bin/sh".as_ptr(), own_environment())
+    }
+
+    /// Has a dynamic linker loaded into the program, if there is none and the library needs one.
+    fn load_linker(&mut self) -> Option<Loader> {
+        let words = self.words();
+        let program = self.program(&words)?;
+        let loader = program.needs_linker(own_path()?).then(Loader::start)?.ok();
+        self.gets_linker = loader.is_some();
+        loader
     }
 
     fn has_library(&self) -> bool {
@@ -118,7 +129,8 @@ impl Target {
         // SAFETY: the program's texts.
         let text = |word: &*const c_char| unsafe { CStr::from_ptr(*word) }.to_bytes();
         let environment = words.iter().map(|word| OsStr::from_bytes(text(word))).collect();
-        Some(TargetProgram { file: self.file.as_ref()?, in_path: self.in_path, environment })
+        let (file, in_path, gets_linker) = (self.file.as_ref()?, self.in_path, self.gets_linker);
+        Some(TargetProgram { file, in_path, environment, gets_linker })
     }
 
     /// The environment in place of the call's, if there is one. Valid until the thread executes or
@@ -238,10 +250,21 @@ fn execute_with_keeper(
     target: impl FnOnce() -> Target,
     execute: impl FnOnce(Option<Words>) -> c_int,
 ) -> c_int {
+    let mut loader = None;
     let (has_work, other) = within(|| {
-        let target = target();
+        let mut target = target();
+        loader = target.load_linker();
         (prepare(&target), target.other_environment())
     });
+    let execute = |other| {
+        let result = execute(other);
+        let error = errno();
+        if let Some(loader) = loader.take() {
+            within(|| loader.withdraw());
+        }
+        set_errno(error);
+        result
+    };
     if !has_work {
         return execute(other);
     }

@@ -167,8 +167,11 @@ fn go_checked() {
     let dir = TestDir::for_programs();
     let [go, pie, linked] = [Linked::Cgo, Linked::Pie, Linked::Static]
         .map(|linked| build_go(&dir, "checked.go", linked));
-    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/code/checked.py");
-    let python = format!("python3 {script}");
+    let code = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/code");
+    let python = format!("python3 {code}/checked.py");
+    // A program of libc executes a static one, and a static one starts itself again by vfork.
+    let executed = format!("python3 {code}/executes.py {linked}");
+    let started = format!("{linked} start");
     for (name, server, client, requests) in [
         ("Go, every byte", &go, &go, times(10_000, 100_000)),
         ("Go, client in Python", &go, &python, 3000),
@@ -176,6 +179,7 @@ fn go_checked() {
         ("Go without cgo, every byte", &pie, &pie, times(10_000, 100_000)),
         ("Go, static, every byte", &linked, &linked, times(10_000, 100_000)),
         ("Go, static, server in Python", &python, &linked, 3000),
+        ("Go, static, executed", &executed, &started, 3000),
     ] {
         let server = |place: &Place| {
             let Place { address, port, .. } = place;

@@ -7,7 +7,6 @@ mod io_uring;
 mod kernel;
 mod library;
 mod load_check;
-mod loader;
 mod option;
 mod rule;
 
@@ -20,6 +19,7 @@ use std::process::{Command, ExitCode};
 use clap::{ArgAction, Args};
 use guest_driver::go_program::Door;
 use guest_driver::traffic;
+use ism_sys::Loader;
 
 use crate::error::CliError;
 use crate::stack::RendezvousArg;
@@ -244,12 +244,12 @@ fn start(
     };
     let mut loader = None;
     if loads && let Some(watched) = proof.take() {
-        match loader::start() {
+        match Loader::start() {
             Ok(started) => (loader, proof) = (Some(started), Some(watched)),
             Err(why) => {
                 watched.withdraw();
                 command.env_remove("SMC_RUN_PROOF");
-                stays_on_tcp(args, name, why)?;
+                stays_on_tcp(args, name, why.to_string())?;
             }
         }
     }

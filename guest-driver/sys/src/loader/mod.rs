@@ -14,14 +14,17 @@
 mod beginning;
 mod linker;
 
+use std::cell::Cell;
 use std::ffi::{CStr, CString, c_int, c_long};
-use std::io::{self, PipeReader, Read, Write};
+use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 
 use beginning::BEGINNING;
 use libc::{pid_t, user_regs_struct};
 use linker::{Linker, PAGE, down, up};
 use thiserror::Error;
+
+use crate::interrupt::call;
 
 pub use beginning::Beginning;
 
@@ -56,55 +59,43 @@ pub struct Loader {
 }
 
 impl Loader {
-    /// Has the dynamic linker loaded into the next program executed by this process. The program has no
-    /// more rights than this process: a traced process gets none. This process has one thread.
+    /// Has the dynamic linker loaded into the next program executed by the calling thread. The program has
+    /// no more rights than this process: a traced process gets none. The process may be a child of vfork.
     ///
     /// # Errors
     /// [`LoadError`]: the next program begins as usual.
     pub fn start() -> Result<Loader, LoadError> {
         let linker = Linker::read(LINKER).map_err(LoadError::Linker)?;
-        // SAFETY: a number.
-        let process = unsafe { libc::getpid() };
+        let [process, thread] = [libc::SYS_getpid, libc::SYS_gettid].map(|number| {
+            // SAFETY: no arguments.
+            unsafe { call(number, &[0; 6]) as pid_t }
+        });
         let memory = CString::new(format!("/proc/{process}/mem")).unwrap_or_default();
-        let tracer = Tracer { process, memory, file: -1, linker, words: vec![0; MOST_WORDS] };
-        let pipes = || Ok((io::pipe()?, io::pipe()?));
-        let ((mut from, mut to_maker), (mut from_maker, mut to)) =
-            pipes().map_err(LoadError::NoProcess)?;
-        let failed = || LoadError::NoProcess(io::Error::last_os_error());
-        // SAFETY: this process has one thread, so the child may use all of its memory.
-        let between = match unsafe { libc::fork() } {
-            -1 => return Err(failed()),
-            // SAFETY: the same.
-            0 => match unsafe { libc::fork() } {
-                0 => {
-                    drop((from, to));
-                    tracer.run(&mut from_maker, &mut to_maker)
-                }
-                // SAFETY: ends the process between this one and the loader.
-                child => unsafe { libc::_exit(i32::from(child == -1)) },
-            },
-            between => between,
+        let mut tracer = Tracer {
+            traced: Cell::new(thread),
+            memory,
+            file: -1,
+            linker,
+            words: vec![0; MOST_WORDS],
         };
-        drop((from_maker, to_maker));
-        let mut status = 0;
-        // SAFETY: the status is valid until the call returns. The child ends at once.
-        while unsafe { libc::waitpid(between, &raw mut status, 0) } == -1 {
-            if io::Error::last_os_error().kind() != io::ErrorKind::Interrupted {
-                break;
-            }
-        }
-        let number = number(&mut from).map_err(LoadError::NoProcess)?;
+        let pipes = || Ok((io::pipe()?, io::pipe()?));
+        let ((from, to_maker), (from_maker, to)) = pipes().map_err(LoadError::NoProcess)?;
+        let ours = [from.as_raw_fd(), to.as_raw_fd()];
+        let begin = || tracer.run(from_maker.as_raw_fd(), to_maker.as_raw_fd(), ours);
+        apart(begin).map_err(LoadError::NoProcess)?;
+        // The other end stays open: the maker gets no SIGPIPE if the loader has ended.
+        drop(to_maker);
+        let number = receive(ours[0]).map_err(LoadError::NoProcess)?;
         // SAFETY: numbers. The loader waits for this process, so the id is the loader's.
         let process = unsafe {
-            libc::prctl(libc::PR_SET_PTRACER, number as libc::c_ulong, 0, 0, 0);
-            libc::syscall(libc::SYS_pidfd_open, number, 0)
+            let number = number as usize;
+            call(libc::SYS_prctl, &[libc::PR_SET_PTRACER as usize, number, 0, 0, 0, 0]);
+            result(call(libc::SYS_pidfd_open, &[number, 0, 0, 0, 0, 0]))
         };
-        if process < 0 {
-            return Err(failed());
-        }
+        let process = process.map_err(LoadError::NoProcess)? as c_int;
         // SAFETY: a new descriptor.
-        let loader = Loader { process: unsafe { OwnedFd::from_raw_fd(process as c_int) } };
-        let answer = to.write_all(&[1]).and_then(|()| self::number(&mut from));
+        let loader = Loader { process: unsafe { OwnedFd::from_raw_fd(process) } };
+        let answer = send(ours[1], 0).and_then(|()| receive(ours[0]));
         match answer.map_err(LoadError::NoProcess)? {
             0 => Ok(loader),
             error => Err(LoadError::NotTraced(io::Error::from_raw_os_error(error))),
@@ -113,21 +104,82 @@ impl Loader {
 
     /// Ends the loader: the program could not be executed.
     pub fn withdraw(self) {
-        let process = self.process.as_fd().as_raw_fd();
+        let process = self.process.as_fd().as_raw_fd() as usize;
+        let arguments = [process, libc::SIGKILL as usize, 0, 0, 0, 0];
         // SAFETY: numbers. The kernel lets this process go.
-        unsafe { libc::syscall(libc::SYS_pidfd_send_signal, process, libc::SIGKILL, 0, 0) };
+        unsafe { call(libc::SYS_pidfd_send_signal, &arguments) };
     }
 }
 
-fn number(from: &mut PipeReader) -> io::Result<c_int> {
-    let mut bytes = [0u8; 4];
-    from.read_exact(&mut bytes)?;
-    Ok(c_int::from_ne_bytes(bytes))
+fn result(result: isize) -> io::Result<isize> {
+    if result < 0 { Err(io::Error::from_raw_os_error(-result as c_int)) } else { Ok(result) }
+}
+
+/// Runs `begin` in a process that is no child of this one, with a copy of the calling thread and of the
+/// memory, and with all signals blocked. Other threads may hold locks in the copy, so `begin` makes
+/// system calls only. The process between the two ends at once, without a signal.
+fn apart(begin: impl FnOnce()) -> io::Result<()> {
+    let set = |new: &u64, old: Option<&mut u64>| {
+        let old = old.map_or(0, |old| std::ptr::from_mut(old) as usize);
+        let new = std::ptr::from_ref(new) as usize;
+        let arguments = [libc::SIG_SETMASK as usize, new, old, size_of::<u64>(), 0, 0];
+        // SAFETY: both sets are valid until the call returns.
+        unsafe { call(libc::SYS_rt_sigprocmask, &arguments) };
+    };
+    let mut before = 0;
+    set(&u64::MAX, Some(&mut before));
+    // SAFETY: the child goes on with a copy of this stack, and makes system calls only.
+    let made = match unsafe { call(libc::SYS_clone, &[0; 6]) } {
+        0 => {
+            // SAFETY: as above.
+            let made = unsafe { call(libc::SYS_clone, &[0; 6]) };
+            if made == 0 {
+                begin();
+            }
+            exit(made < 0)
+        }
+        made => result(made),
+    };
+    if let Ok(between) = made {
+        let arguments = [between as usize, 0, libc::__WALL as usize, 0, 0, 0];
+        // SAFETY: the call stores no status.
+        while unsafe { call(libc::SYS_wait4, &arguments) } == -libc::EINTR as isize {}
+    }
+    set(&before, None);
+    made.map(drop)
+}
+
+/// Ends this process without libc, whose handlers are the program's.
+fn exit(failed: bool) -> ! {
+    loop {
+        // SAFETY: a number.
+        unsafe { call(libc::SYS_exit_group, &[usize::from(failed), 0, 0, 0, 0, 0]) };
+    }
+}
+
+fn send(to: c_int, number: c_int) -> io::Result<()> {
+    let arguments = [to as usize, &raw const number as usize, size_of::<c_int>(), 0, 0, 0];
+    // SAFETY: a number of this function.
+    result(unsafe { call(libc::SYS_write, &arguments) }).map(drop)
+}
+
+fn receive(from: c_int) -> io::Result<c_int> {
+    let mut number: c_int = 0;
+    let arguments = [from as usize, &raw mut number as usize, size_of::<c_int>(), 0, 0, 0];
+    loop {
+        // SAFETY: room of this function.
+        match unsafe { call(libc::SYS_read, &arguments) } {
+            0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+            n if n == -libc::EINTR as isize => {}
+            n => return result(n).map(|_| number),
+        }
+    }
 }
 
 /// The loader in its own process. After the trace has begun, no memory is allocated.
 struct Tracer {
-    process: pid_t,
+    /// The traced thread.
+    traced: Cell<pid_t>,
     memory: CString,
     /// The memory of the process.
     file: c_int,
@@ -138,45 +190,45 @@ struct Tracer {
 type Step<T> = Result<T, &'static str>;
 
 impl Tracer {
-    fn run(mut self, from_maker: &mut PipeReader, to_maker: &mut io::PipeWriter) -> ! {
-        // SAFETY: all zeros is an empty set, which libc fills. Only SIGKILL may end the loader.
-        unsafe {
-            let mut all = std::mem::zeroed();
-            libc::sigfillset(&raw mut all);
-            libc::sigprocmask(libc::SIG_BLOCK, &all, std::ptr::null_mut());
+    /// `of_maker`: descriptors to close, the maker's ends of the pipes.
+    fn run(&mut self, from_maker: c_int, to_maker: c_int, of_maker: [c_int; 2]) {
+        for fd in of_maker {
+            // SAFETY: a number.
+            unsafe { call(libc::SYS_close, &[fd as usize, 0, 0, 0, 0, 0]) };
         }
-        let mut say = |number: c_int| to_maker.write_all(&number.to_ne_bytes());
-        // SAFETY: a number.
-        let began = say(unsafe { libc::getpid() }).and_then(|()| from_maker.read_exact(&mut [0]));
-        if began.is_ok() {
-            let seized = self.ptrace(libc::PTRACE_SEIZE, 0, libc::PTRACE_O_TRACEEXEC as usize);
-            let error = io::Error::last_os_error().raw_os_error().unwrap_or(libc::EPERM);
-            let told = say(if seized == -1 { error } else { 0 });
-            if seized != -1 && told.is_ok() && self.await_exec() {
-                self.load();
-            }
+        // SAFETY: no arguments.
+        let this = unsafe { call(libc::SYS_getpid, &[0; 6]) } as c_int;
+        if send(to_maker, this).and_then(|()| receive(from_maker)).is_err() {
+            return;
         }
-        // SAFETY: ends this process, and with it the trace.
-        unsafe { libc::_exit(0) }
+        let seized = self.ptrace(libc::PTRACE_SEIZE, 0, libc::PTRACE_O_TRACEEXEC as usize);
+        if send(to_maker, -seized as c_int).is_ok() && seized == 0 && self.await_exec() {
+            self.load();
+        }
     }
 
-    /// `request`: a number whose type depends on the libc.
-    fn ptrace(&self, request: impl Into<i64>, address: usize, data: usize) -> c_long {
+    /// `request`: a number whose type depends on the libc. The result is the kernel's.
+    fn ptrace(&self, request: impl Into<i64>, address: usize, data: usize) -> isize {
         let request: i64 = request.into();
+        let arguments = [request as usize, self.traced.get() as usize, address, data, 0, 0];
         // SAFETY: requests about the traced process; data of this process live until the call returns.
-        unsafe { libc::syscall(libc::SYS_ptrace, request, self.process, address, data) }
+        unsafe { call(libc::SYS_ptrace, &arguments) }
     }
 
     /// The status of the process when it stops. `None`: the process has ended.
     fn stopped(&self) -> Option<c_int> {
-        let mut status = 0;
+        let mut status: c_int = 0;
+        let any = usize::MAX;
+        let arguments = [any, &raw mut status as usize, libc::__WALL as usize, 0, 0, 0];
         loop {
             // SAFETY: the status is valid until the call returns.
-            let got = unsafe { libc::waitpid(self.process, &raw mut status, libc::__WALL) };
-            if got == self.process {
+            let got = unsafe { call(libc::SYS_wait4, &arguments) };
+            if got > 0 {
+                // An executing thread gets the id of its process.
+                self.traced.set(got as pid_t);
                 return libc::WIFSTOPPED(status).then_some(status);
             }
-            if io::Error::last_os_error().kind() != io::ErrorKind::Interrupted {
+            if got != -libc::EINTR as isize {
                 return None;
             }
         }
@@ -199,20 +251,23 @@ impl Tracer {
     fn load(&mut self) {
         // From here on the kernel ends the process if the loader dies.
         self.ptrace(libc::PTRACE_SETOPTIONS, 0, libc::PTRACE_O_EXITKILL as usize);
+        let path = self.memory.as_ptr() as usize;
+        let arguments = [path, (libc::O_RDWR | libc::O_CLOEXEC) as usize, 0, 0, 0, 0];
         // SAFETY: the path is this value's.
-        self.file = unsafe { libc::open(self.memory.as_ptr(), libc::O_RDWR | libc::O_CLOEXEC) };
-        let done = match self.file {
-            -1 => Ok(()),
-            _ => self.begin_linker(),
-        };
+        self.file = unsafe { call(libc::SYS_open, &arguments) } as c_int;
+        let done = if self.file < 0 { Ok(()) } else { self.begin_linker() };
         if let Err(step) = done {
             let parts = ["smc run: the program was ended: ", step, " failed while loading SMC\n"];
             for part in parts {
+                let error = libc::STDERR_FILENO as usize;
                 // SAFETY: text of this program.
-                unsafe { libc::write(libc::STDERR_FILENO, part.as_ptr().cast(), part.len()) };
+                unsafe {
+                    call(libc::SYS_write, &[error, part.as_ptr() as usize, part.len(), 0, 0, 0])
+                };
             }
+            let arguments = [self.traced.get() as usize, libc::SIGKILL as usize, 0, 0, 0, 0];
             // SAFETY: numbers.
-            unsafe { libc::kill(self.process, libc::SIGKILL) };
+            unsafe { call(libc::SYS_kill, &arguments) };
             return;
         }
         self.ptrace(libc::PTRACE_SETOPTIONS, 0, 0);
@@ -223,28 +278,31 @@ impl Tracer {
         // SAFETY: all zeros is a value of this type, and the kernel fills the value.
         let mut registers: user_regs_struct = unsafe { std::mem::zeroed() };
         match self.ptrace(libc::PTRACE_GETREGS, 0, &raw mut registers as usize) {
-            -1 => Err("reading registers"),
-            _ => Ok(registers),
+            0 => Ok(registers),
+            _ => Err("reading registers"),
         }
     }
 
     fn set_registers(&self, registers: &user_regs_struct) -> Step<()> {
         match self.ptrace(libc::PTRACE_SETREGS, 0, std::ptr::from_ref(registers) as usize) {
-            -1 => Err("setting registers"),
-            _ => Ok(()),
+            0 => Ok(()),
+            _ => Err("setting registers"),
         }
     }
 
     fn write(&self, at: u64, bytes: &[u8]) -> Step<()> {
+        let (from, to) = (bytes.as_ptr() as usize, at as usize);
+        let arguments = [self.file as usize, from, bytes.len(), to, 0, 0];
         // SAFETY: bytes of this process.
-        let n = unsafe { libc::pwrite(self.file, bytes.as_ptr().cast(), bytes.len(), at as i64) };
+        let n = unsafe { call(libc::SYS_pwrite64, &arguments) };
         if n == bytes.len() as isize { Ok(()) } else { Err("writing memory") }
     }
 
     fn read<const N: usize>(&self, at: u64) -> Step<[u8; N]> {
         let mut bytes = [0u8; N];
+        let arguments = [self.file as usize, bytes.as_mut_ptr() as usize, N, at as usize, 0, 0];
         // SAFETY: room of this process.
-        let n = unsafe { libc::pread(self.file, bytes.as_mut_ptr().cast(), N, at as i64) };
+        let n = unsafe { call(libc::SYS_pread64, &arguments) };
         if n == N as isize { Ok(bytes) } else { Err("reading memory") }
     }
 

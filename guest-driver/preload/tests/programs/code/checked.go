@@ -93,7 +93,18 @@ func ask(address string, number, requests int) {
 	check(connection.Close())
 }
 
+// Executes itself for the rest of the arguments.
+func start() {
+	child := exec.Command(os.Args[0], os.Args[2:]...)
+	child.Stdout, child.Stderr = os.Stdout, os.Stderr
+	check(child.Run())
+}
+
 func main() {
+	if os.Args[1] == "start" {
+		start()
+		return
+	}
 	debug.SetGCPercent(1)
 	var count int64
 	go spin()
