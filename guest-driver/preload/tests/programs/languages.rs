@@ -123,11 +123,11 @@ enum Linked {
     Static,
 }
 
-/// Builds a program in Go, of one file.
-fn build_go(dir: &TestDir, source: &str, linked: Linked) -> String {
+/// Builds a program in Go, of one file. `go`: the command of a version of Go.
+fn build_go(dir: &TestDir, go: &str, source: &str, linked: Linked) -> String {
     let code = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/code")).join(source);
-    let program = dir.path(format!("{source}.{linked:?}"));
-    let mut build = Command::new("go");
+    let program = dir.path(format!("{source}.{linked:?}.{go}"));
+    let mut build = Command::new(go);
     let mode = if linked == Linked::Pie { "pie" } else { "default" };
     build.args(["build", "-buildmode", mode, "-o"]).arg(&program).arg(code);
     let cgo = if linked == Linked::Cgo { "1" } else { "0" };
@@ -141,16 +141,18 @@ fn build_go(dir: &TestDir, source: &str, linked: Linked) -> String {
 #[test]
 #[ignore = "tests/programs.sh installs the programs and runs it"]
 fn go_web() {
-    if !are_installed("Go", &["go"]) {
-        return;
-    }
     let net = Net::new();
     let dir = TestDir::for_programs();
     // No other machine than x86-64 has the door.
     let carried = if cfg!(target_arch = "x86_64") { Carried::Both } else { Carried::Never };
-    for (name, linked) in [("Go, HTTP, static", Linked::Static), ("Go, HTTP, dynamic", Linked::Cgo)]
-    {
-        web(name, &[], &build_go(&dir, "web.go", linked), ":", carried, &net);
+    for (name, go, linked) in [
+        ("Go, HTTP, static", "go", Linked::Static),
+        ("Go, HTTP, dynamic", "go", Linked::Cgo),
+        ("Go 1.27, HTTP, static", "go-newest", Linked::Static),
+    ] {
+        if are_installed(name, &[go]) {
+            web(name, &[], &build_go(&dir, go, "web.go", linked), ":", carried, &net);
+        }
     }
 }
 
@@ -166,7 +168,7 @@ fn go_checked() {
     let net = Net::new();
     let dir = TestDir::for_programs();
     let [go, pie, linked] = [Linked::Cgo, Linked::Pie, Linked::Static]
-        .map(|linked| build_go(&dir, "checked.go", linked));
+        .map(|linked| build_go(&dir, "go", "checked.go", linked));
     let code = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/code");
     let python = format!("python3 {code}/checked.py");
     // A program of libc executes a static one, and a static one starts itself again by vfork.
