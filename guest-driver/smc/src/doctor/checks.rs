@@ -6,6 +6,7 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use guest_driver::go_program::Door;
+use ism_sys::Loader;
 use smc_rendezvous::{Policy, Rendezvous};
 use smc_settings::{Place, PlaceReport};
 use virtio_ism::transport::pci::{self, Binding};
@@ -45,11 +46,17 @@ pub(super) fn program(name: &OsStr) -> Result<Finding, CliError> {
         Some(Ok(Door::SystemCalls)) => {
             of(Status::Ok, "it is written in Go, and smc run --go takes over its system calls")
         }
-        Some(Ok(Door::LoadedSystemCalls)) => of(
-            Status::Ok,
-            "it is a static program in Go, and smc run --go loads the library and takes over its \
-             system calls",
-        ),
+        Some(Ok(Door::LoadedSystemCalls)) => match Loader::start() {
+            Ok(loader) => {
+                loader.withdraw();
+                of(
+                    Status::Ok,
+                    "it is a static program in Go, and smc run --go loads the library and takes over \
+                     its system calls",
+                )
+            }
+            Err(why) => of(Status::No, &format!("stays on TCP under smc run: {why}")),
+        },
         Some(Err(why)) => of(Status::No, &format!("stays on TCP under smc run: {why}")),
         None => of(Status::Broken, "the file does not tell whether smc run reaches it"),
     })
