@@ -45,6 +45,7 @@ mod bpf;
 mod cgroup;
 mod granted;
 mod listener;
+mod offer;
 mod peer_discovery;
 mod peer_rule;
 mod policy;
@@ -66,6 +67,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
+use rustix::thread::CapabilitySet;
 
 use bpf::{Hook, Map, MapKind, MappedArray};
 use program::{BUCKETS, Maps, bucket_of, mark};
@@ -83,6 +85,10 @@ const PASSED_FROM: [i32; 3] = [700, 100, 3];
 const BACKLOG: i32 = 4096;
 /// The text of [`Rendezvous::pass_on`] in place of numbers of descriptors.
 const GRANTED: &str = "granted";
+/// Begins the text of [`Rendezvous::offer`], before the number of a socket.
+const OFFERED: &str = "offered:";
+/// Begins the answer to a process if the offered rendezvous could not be opened, before the reason.
+const FAILED: char = '!';
 
 /// How a rendezvous is set up. The defaults suit most processes.
 #[derive(Clone, Debug, Default)]
@@ -269,24 +275,65 @@ impl Rendezvous {
         let Some(attached) = self.attached() else {
             return Ok(PassedOn { text: GRANTED.to_owned(), _descriptors: Vec::new() });
         };
-        let own = attached.in_order();
         let mut passed = PassedOn { text: String::new(), _descriptors: Vec::new() };
-        for fd in own {
-            let number = match fd {
-                Some(fd) => {
-                    let copy = duplicate_high(fd)?;
-                    rustix::io::fcntl_setfd(&copy, rustix::io::FdFlags::empty())?;
-                    let number = copy.as_raw_fd().to_string();
-                    passed._descriptors.push(copy);
-                    number
-                }
-                None => "-".to_owned(),
-            };
-            let comma = if passed.text.is_empty() { "" } else { "," };
-            passed.text.push_str(comma);
-            passed.text.push_str(&number);
+        let mut numbers = Vec::new();
+        for fd in attached.in_order() {
+            numbers.push(fd.map(|fd| passed.add(fd)).transpose()?);
         }
+        passed.text = text_of(numbers);
         Ok(passed)
+    }
+
+    /// Offers a rendezvous to programs started by this process, to be opened when one of them needs the
+    /// rendezvous: most programs never do. The result is the text for [`Rendezvous::adopt`], and the
+    /// descriptor for [`Rendezvous::serve`] in a process with the capabilities.
+    ///
+    /// # Errors
+    /// This process lacks the right to open a rendezvous; or no descriptors are left.
+    pub fn offer() -> Result<(PassedOn, OwnedFd), Unavailable> {
+        let denied = |error| Unavailable::of_bpf("a BPF socket storage", error);
+        Map::<i32, u32>::new(MapKind::SocketStorage, 0, "smc_marks").map_err(denied)?;
+        // For the programs.
+        let capabilities = rustix::thread::capabilities(None).map(|sets| sets.effective);
+        let needed = CapabilitySet::NET_ADMIN | CapabilitySet::SYS_ADMIN;
+        if !capabilities.is_ok_and(|effective| effective.intersects(needed)) {
+            return Err(denied(io::Error::from_raw_os_error(libc::EPERM)));
+        }
+        let failed = |error| Unavailable::System { what: "a socket for programs", error };
+        let (programs, own) = offer::pair().map_err(failed)?;
+        let mut passed = PassedOn { text: String::new(), _descriptors: Vec::new() };
+        let number = passed.add(programs.as_fd()).map_err(failed)?;
+        passed.text = format!("{OFFERED}{number}");
+        Ok((passed, own))
+    }
+
+    /// Whether a text is from [`Rendezvous::offer`].
+    pub fn is_offer(text: &str) -> bool {
+        text.starts_with(OFFERED)
+    }
+
+    /// Opens an offered rendezvous for the programs. `offered`: from [`Rendezvous::offer`], with the byte of
+    /// a program to be read. The caller closes the descriptor afterwards. The rendezvous lasts as long as the
+    /// programs.
+    pub fn serve(options: Options, offered: BorrowedFd<'_>) {
+        let given = match Rendezvous::open(options) {
+            Ok(rendezvous) => {
+                let own = rendezvous.attached().map(Attached::in_order).unwrap_or_default();
+                let mut next = 0..;
+                let text = match rendezvous.access {
+                    Access::Attached(_) => {
+                        text_of(own.iter().map(|fd| fd.and_then(|_| next.next())))
+                    }
+                    Access::Granted => GRANTED.to_owned(),
+                };
+                let fds: Vec<_> = own.into_iter().flatten().collect();
+                offer::give(offered, &text, &fds)
+            }
+            Err(why) => offer::give(offered, &format!("{FAILED}{why}"), &[]),
+        };
+        if let Err(error) = given {
+            tracing::debug!(%error, "no program gets the rendezvous");
+        }
     }
 
     /// Adopts the rendezvous passed on by the process's parent. The descriptors stay open for programs
@@ -299,6 +346,9 @@ impl Rendezvous {
         if text == GRANTED {
             let none = || io::Error::new(io::ErrorKind::NotFound, "the cgroup has no grant");
             return Self::granted(policy).ok_or_else(none);
+        }
+        if let Some(number) = text.strip_prefix(OFFERED) {
+            return Self::take_offered(number, policy);
         }
         let number = |part: &str| match part {
             "-" => Ok(None),
@@ -328,6 +378,21 @@ impl Rendezvous {
         };
         let access = Access::Attached(Box::new(attached));
         Ok(Arc::new(Rendezvous { policy: policy.of_this_process(), access }))
+    }
+
+    /// Adopts an offered rendezvous.
+    fn take_offered(number: &str, policy: Policy) -> io::Result<Arc<Rendezvous>> {
+        let number = number.parse().map_err(|_| io::ErrorKind::InvalidInput)?;
+        let (text, fds) = offer::take(bpf::duplicate(number)?.as_fd())?;
+        if let Some(why) = text.strip_prefix(FAILED) {
+            return Err(io::Error::other(why.to_owned()));
+        }
+        // The text counts the descriptors of the message. Any other text is refused with the message.
+        let fd_of = |part: &str| fds.get(part.parse::<usize>().ok()?).map(AsRawFd::as_raw_fd);
+        match &*text {
+            GRANTED => Self::adopt(GRANTED, policy),
+            _ => Self::adopt(&text_of(text.split(',').map(fd_of)), policy),
+        }
     }
 
     /// The numbers of the rendezvous's descriptors, for programs closing unknown descriptors.
@@ -551,7 +616,7 @@ impl Attached {
     }
 
     /// The descriptors as [`Rendezvous::pass_on`] writes them.
-    fn in_order(&self) -> [Option<BorrowedFd<'_>>; 7] {
+    fn in_order(&self) -> [Option<BorrowedFd<'_>>; offer::MOST] {
         [
             Some(self.marks.as_fd()),
             Some(self.ports.as_fd()),
@@ -570,6 +635,23 @@ impl Attached {
 pub struct PassedOn {
     text: String,
     _descriptors: Vec<OwnedFd>,
+}
+
+impl PassedOn {
+    /// Adds a copy with a high number, and returns the number.
+    fn add(&mut self, fd: BorrowedFd<'_>) -> io::Result<i32> {
+        let copy = duplicate_high(fd)?;
+        rustix::io::fcntl_setfd(&copy, rustix::io::FdFlags::empty())?;
+        let number = copy.as_raw_fd();
+        self._descriptors.push(copy);
+        Ok(number)
+    }
+}
+
+/// The text for these numbers of descriptors, with "-" for a missing one.
+fn text_of(numbers: impl IntoIterator<Item = Option<i32>>) -> String {
+    let texts = numbers.into_iter().map(|number| number.map_or("-".into(), |n| n.to_string()));
+    texts.collect::<Vec<_>>().join(",")
 }
 
 impl std::fmt::Display for PassedOn {

@@ -126,7 +126,7 @@ impl PeerDiscovery {
             Some(Ok(rendezvous)) => Ok(rendezvous),
             Some(Err(error)) => {
                 tracing::warn!(%error, "the rendezvous that was passed on is gone");
-                Err(None)
+                Err(Some(Unavailable::PassedOn(error)))
             }
             None => Err(None),
         };

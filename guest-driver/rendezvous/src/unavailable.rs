@@ -95,6 +95,9 @@ pub enum Unavailable {
         /// The refused step, and the error.
         what: String,
     },
+    /// The rendezvous passed on by the process's parent is gone, or could not be opened.
+    #[error("{0}")]
+    PassedOn(io::Error),
     /// The system lacks a resource.
     #[error(
         "{what}: {error}; if memory is short, `ulimit -l unlimited` helps on kernels before 5.11"

@@ -9,6 +9,7 @@ mod bed;
 mod clients;
 mod granted;
 mod hog;
+mod passed_on;
 mod sockets;
 mod wire;
 
@@ -621,45 +622,6 @@ fn proposals_are_sent_and_awaited_only_where_both_ends_agree() {
             assert_eq!(client.connected(&socket, asked), client_move, "{client:?} {server:?}");
             assert_eq!(server.accepted(&accepted), server_move, "{client:?} {server:?}");
         }
-    });
-}
-
-#[test]
-fn a_rendezvous_can_be_passed_on() {
-    bed::run(|| {
-        let (wire, parent) = (Wire::honest(), attach());
-        let passed = parent.pass_on().unwrap();
-        // The rendezvous inherited by a child.
-        let child = Rendezvous::adopt(&passed.to_string(), Policy::default()).unwrap();
-        drop((passed, parent));
-        let late = TcpListener::bind(any(0)).unwrap();
-        child.listen(&late).unwrap();
-        for listener in [child.bind(&any(1)).unwrap(), late] {
-            let client = ask(&[&child], &listener);
-            let (server, _) = listener.accept().unwrap();
-            assert_eq!(options(&wire), answered());
-            assert_eq!(child.peer_speaks_smc(&client), Some(true));
-            assert_eq!(child.peer_speaks_smc(&server), Some(true));
-        }
-    });
-}
-
-#[test]
-fn adopts_only_what_was_passed_on() {
-    bed::run(|| {
-        let rendezvous = attach();
-        let file = std::fs::File::open("/dev/null").unwrap();
-        let no_map = std::os::fd::AsRawFd::as_raw_fd(&file);
-        let passed = rendezvous.pass_on().unwrap().to_string();
-        for text in
-            ["", "1,2", "-,-,-,-,-,-", "a,b,c,d,e,f", "-1,-,-,-1,-1,-1", "9999,-,-,9999,9999,-"]
-        {
-            assert!(Rendezvous::adopt(text, Policy::default()).is_err(), "{text}");
-        }
-        // The descriptors were closed when the text's owner was dropped.
-        assert!(Rendezvous::adopt(&passed, Policy::default()).is_err());
-        let text = format!("{no_map},-,-,{no_map},{no_map},-");
-        assert!(Rendezvous::adopt(&text, Policy::default()).is_err());
     });
 }
 
