@@ -283,10 +283,15 @@ pub(crate) fn keeper_gives_up(connections: usize, bytes: u64, after: Duration) {
     ));
 }
 
-/// Reports the lack of TCP option 254, although required.
-pub(crate) fn no_option() {
-    let why = config::get().and_then(|config| config.no_option.as_deref());
-    let why = why.unwrap_or("smc run did not pass it on");
+/// Reports the lack of TCP option 254. `is_news`: `smc run` has not told the user.
+pub(crate) fn no_option(why: &str, is_news: bool) {
+    if is_news {
+        let (program, id) = (program_name(), std::process::id());
+        print_error(&format!(
+            "smc run: connections that {program} ({id}) makes are TCP, for there is no TCP option 254: \
+             {why} (see \"smc doctor\")\n"
+        ));
+    }
     write_line(&format!("{{\"event\":\"no_option\",\"why\":{}}}", quoted(why)));
 }
 

@@ -4,11 +4,12 @@
 //! The watcher is made in the way of posix_spawn(3), with the memory of this process and no copy: a copy
 //! would take longer than all other work of "smc run". So the watcher makes system calls only, and uses no
 //! memory changed by this process: no memory of libc, not even `errno`, and a stack of its own. After the
-//! exec of this process, the memory is the watcher's alone.
+//! exec of this process, the memory is the watcher's alone, and the watcher can do a task of any kind.
 
 use std::ffi::{c_int, c_void};
+use std::fmt;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use libc::pollfd;
@@ -28,6 +29,23 @@ pub struct ProgramWatch {
     pub says: Box<[u8]>,
     /// The process to get SIGTERM after the time limit.
     pub ends: Option<rustix::process::Pid>,
+    /// The task of the watcher after a good start.
+    pub task: Option<WatcherTask>,
+}
+
+/// A task to be done when a program asks for the task, and not at all if none does.
+pub struct WatcherTask {
+    /// A socket. The programs have the other end, this process does not keep any, and a byte asks for the
+    /// task. The end of all programs, or of this process instead of exec, ends the watcher.
+    pub asked: OwnedFd,
+    /// The task, with the socket. This process has ended by exec before.
+    pub run: Box<dyn Fn(BorrowedFd<'_>)>,
+}
+
+impl fmt::Debug for WatcherTask {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("WatcherTask").field("asked", &self.asked).finish_non_exhaustive()
+    }
 }
 
 /// Data of a watcher, in the memory of its maker.
@@ -38,15 +56,16 @@ struct Watcher {
     stack: *mut c_void,
 }
 
-/// Size of a stack: the watcher, and the process between it and its maker.
-const STACK: usize = 32 << 10;
+/// Size of a stack: the watcher, and the process between it and its maker. Untouched pages cost nothing.
+const STACK: usize = 512 << 10;
 
 /// Starts a process to read from `pipe` the start-up message of a program. This process makes the watcher
 /// through a child with an immediate end, and waits for the child only. So after exec this process has no
 /// unknown child.
 ///
 /// The watcher has a process group of its own, for signals of the terminal. Of this process's descriptors
-/// the watcher has `pipe` and standard error, and `/dev/null` for standard input and output.
+/// the watcher has `pipe`, the socket of its task, and standard error until the start is over; and
+/// `/dev/null` for standard input and output. The caller ends by exec or by exit.
 ///
 /// # Errors
 /// `InvalidInput`: `pipe` is a standard descriptor. Others: there can be no more processes.
@@ -89,7 +108,8 @@ extern "C" fn make_watcher(watcher: *mut c_void) -> c_int {
 extern "C" fn run_watcher(watcher: *mut c_void) -> c_int {
     // SAFETY: the argument of `make_watcher`, never written to.
     let Watcher { watch, pipe, .. } = unsafe { &*watcher.cast::<Watcher>() };
-    leave_all_but(*pipe);
+    let asked = watch.task.as_ref().map(|task| task.asked.as_raw_fd());
+    leave_all_but([*pipe, asked.unwrap_or(*pipe)]);
     if !has_begun(*pipe, watch) {
         let (at, len) = (watch.says.as_ptr() as usize, watch.says.len());
         // SAFETY: the text lives for as long as this process. A failed write is ignored.
@@ -99,8 +119,33 @@ extern "C" fn run_watcher(watcher: *mut c_void) -> c_int {
             // SAFETY: numbers.
             unsafe { call(libc::SYS_kill, &[program, libc::SIGTERM as usize, 0, 0, 0, 0]) };
         }
+    } else if let Some(task) = &watch.task
+        && is_asked(task.asked.as_raw_fd(), *pipe)
+    {
+        // Only a program has the other end, or had the other end at the time of the byte. So the maker has
+        // ended, and the memory is this process's.
+        (task.run)(task.asked.as_fd());
     }
     0
+}
+
+/// Waits for a byte of a program. `false`: all programs have ended.
+fn is_asked(asked: c_int, pipe: c_int) -> bool {
+    let mut byte = 0u8;
+    // SAFETY: numbers, a path that ends with a zero byte, and room for the byte.
+    unsafe {
+        // The program's directory and output are not to be held.
+        call(libc::SYS_dup3, &[0, libc::STDERR_FILENO as usize, 0, 0, 0, 0]);
+        call(libc::SYS_close, &[pipe as usize, 0, 0, 0, 0, 0]);
+        call(libc::SYS_chdir, &[c"/".as_ptr() as usize, 0, 0, 0, 0, 0]);
+        let at = &raw mut byte as usize;
+        loop {
+            match call(libc::SYS_read, &[asked as usize, at, 1, 0, 0, 0]) {
+                interrupted if interrupted == -(libc::EINTR as isize) => {}
+                read => return read == 1,
+            }
+        }
+    }
 }
 
 /// Whether the program writes all bytes in time.
@@ -150,8 +195,8 @@ fn wait_for(child: libc::pid_t) -> io::Result<c_int> {
 }
 
 /// Closes the descriptors of the watcher except standard error and `kept`. The watcher's table is a copy.
-fn leave_all_but(kept: c_int) {
-    let kept = kept as usize;
+fn leave_all_but(kept: [c_int; 2]) {
+    let [first, second] = [kept[0].min(kept[1]) as usize, kept[0].max(kept[1]) as usize];
     let null = (libc::AT_FDCWD as usize, c"/dev/null".as_ptr() as usize, libc::O_RDWR as usize);
     // SAFETY: numbers, and a path that ends with a zero byte.
     unsafe {
@@ -160,7 +205,11 @@ fn leave_all_but(kept: c_int) {
         for standard in 0..=1 {
             call(libc::SYS_dup3, &[opened as usize, standard, 0, 0, 0, 0]);
         }
-        call(libc::SYS_close_range, &[3, kept - 1, 0, 0, 0, 0]);
-        call(libc::SYS_close_range, &[kept + 1, c_int::MAX as usize, 0, 0, 0, 0]);
+        // The kernel refuses empty ranges.
+        for (from, to) in
+            [(3, first - 1), (first + 1, second.max(1) - 1), (second + 1, c_int::MAX as usize)]
+        {
+            call(libc::SYS_close_range, &[from, to, 0, 0, 0, 0]);
+        }
     }
 }

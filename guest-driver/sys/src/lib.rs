@@ -41,7 +41,7 @@ mod time;
 mod unix;
 mod vfio;
 
-pub use apart::{ProgramWatch, watch_program};
+pub use apart::{ProgramWatch, WatcherTask, watch_program};
 pub use delays::may_delay;
 pub use descriptor::{
     DriverDescriptorGuard, DriverThreadGuard, LimitGuard, ProgramDescriptorGuard, as_driver_thread,

@@ -53,7 +53,7 @@ pub(crate) enum AcceptAction {
 pub(crate) fn init() {
     let Some(config) = config::get() else { return };
     let option = config.option.as_deref().filter(|_| config.rendezvous != Mode::Off);
-    let numbers = option.into_iter().flat_map(|text| text.split(','));
+    let numbers = option.into_iter().flat_map(|text| text.split([',', ':']));
     let mut passed: Vec<_> = numbers.filter_map(|number| number.parse::<c_int>().ok()).collect();
     passed.extend(config.traffic);
     passed.sort_unstable();
@@ -82,8 +82,13 @@ fn adopt() -> Option<&'static PeerDiscovery> {
     let passed = config.option.as_deref();
     // The policy of this process may change, so the callers ask it.
     let discovery = PeerDiscovery::adopt(config.rendezvous, passed, Policy::default());
-    if discovery.rendezvous().is_none() && discovery.mode() == Mode::Required {
-        status::no_option();
+    if discovery.rendezvous().is_none() {
+        // An offer not kept: the user has not heard of it from `smc run`.
+        let is_broken = passed.is_some_and(Rendezvous::is_offer);
+        let is_needed = config.connect.is_empty() && discovery.mode() == Mode::Auto;
+        if is_broken && is_needed || discovery.mode() == Mode::Required {
+            status::no_option(&why_missing(&discovery), is_broken);
+        }
     }
     let rendezvous = discovery.rendezvous();
     let mut descriptors = rendezvous.map(|found| found.descriptors()).unwrap_or_default();
@@ -135,10 +140,14 @@ fn between(reserved: &[c_int], first: c_int, last: c_int) -> Vec<(c_int, c_int)>
     parts
 }
 
-/// Whether SMC may carry any connection made by the program.
+/// Whether SMC may carry any connection made by the program. A rendezvous not yet adopted counts as
+/// present.
 pub(crate) fn may_connect() -> bool {
-    let attached = || discovery().is_some_and(|discovery| discovery.rendezvous().is_some());
-    config::get().is_some_and(|config| !config.connect.is_empty() || attached())
+    let attached = |config: &config::RunConfig| match ADOPTED.get() {
+        Some(adopted) => adopted.discovery.rendezvous().is_some(),
+        None => config.option.is_some() && config.rendezvous != Mode::Off,
+    };
+    config::get().is_some_and(|config| !config.connect.is_empty() || attached(config))
 }
 
 /// Why SMC carries no connection made by the program, if so.
@@ -151,11 +160,15 @@ pub(super) fn why_none_connects() -> Option<Fallback> {
 fn no_way(discovery: &PeerDiscovery) -> Fallback {
     match (discovery.mode(), discovery.rendezvous()) {
         (Mode::Off, _) | (_, Some(_)) => Fallback::NoRule,
-        (_, None) => {
-            let why = config::get().and_then(|config| config.no_option.clone());
-            Fallback::NoRendezvous(why.unwrap_or_else(|| "smc run did not pass it on".into()))
-        }
+        (_, None) => Fallback::NoRendezvous(why_missing(discovery)),
     }
+}
+
+/// Why there is no rendezvous.
+fn why_missing(discovery: &PeerDiscovery) -> String {
+    let found = discovery.unavailable().map(ToString::to_string);
+    let told = || config::get().and_then(|config| config.no_option.clone());
+    found.or_else(told).unwrap_or_else(|| "smc run did not pass it on".into())
 }
 
 /// Why a client has not proposed SMC: the option did not tell the client of this server's SMC, or

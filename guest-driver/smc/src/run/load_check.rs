@@ -11,7 +11,7 @@ use std::os::fd::AsRawFd;
 use std::process::Command;
 use std::time::Duration;
 
-use ism_sys::ProgramWatch;
+use ism_sys::{ProgramWatch, WatcherTask};
 use rustix::io::{FdFlags, fcntl_setfd};
 
 use crate::error::CliError;
@@ -23,7 +23,7 @@ const WORD: &[u8] = b"loaded";
 const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Starts a watcher, and passes the pipe to the program. `strict`: the watcher ends the program if
-/// the library was not loaded. [`WatchedProgram::withdraw`] silences the watcher.
+/// the library was not loaded. `task`: the watcher's task after the start. [`WatchedProgram::withdraw`] silences the watcher.
 ///
 /// # Errors
 /// No descriptors or processes are left.
@@ -31,6 +31,7 @@ pub(super) fn request(
     command: &mut Command,
     name: &str,
     strict: bool,
+    task: Option<WatcherTask>,
 ) -> Result<WatchedProgram, CliError> {
     let failed = CliError::io("cannot watch the program's start".to_owned());
     let (reader, writer) = match std::io::pipe() {
@@ -45,6 +46,7 @@ pub(super) fn request(
         within: TIMEOUT,
         says: says.into_bytes().into(),
         ends: strict.then(rustix::process::getpid),
+        task,
     };
     if let Err(error) = ism_sys::watch_program(&reader, watch) {
         return Err(failed(error));

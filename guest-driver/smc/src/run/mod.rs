@@ -201,7 +201,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode, CliError> {
         let prepared = lacks.map_or(prepared, Err);
         return start(command, args, name, prepared, false, |command, library| {
             kernel::prepare(command, library::preload(&library));
-            load_check::request(command, &name.to_string_lossy(), args.strict)
+            load_check::request(command, &name.to_string_lossy(), args.strict, None)
         });
     }
     let devices = match args.device.is_empty() {
@@ -328,6 +328,6 @@ fn prepare(
         let status = std::path::absolute(status).unwrap_or_else(|_| status.clone());
         command.env("SMC_RUN_STATUS", status);
     }
-    option::pass_on(command, args, name)?;
-    load_check::request(command, &name.to_string_lossy(), args.strict)
+    let task = option::pass_on(command, args, name)?;
+    load_check::request(command, &name.to_string_lossy(), args.strict, task)
 }

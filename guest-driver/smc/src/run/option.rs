@@ -2,17 +2,20 @@
 //! TCP option 254 for the program.
 
 use std::ffi::OsString;
+use std::os::fd::BorrowedFd;
 use std::process::Command;
 
+use ism_sys::WatcherTask;
 use smc_rendezvous::{Policy, Rendezvous};
 
 use super::RunArgs;
 use crate::error::CliError;
 use crate::stack::RendezvousArg;
 
-/// Attaches the rendezvous to the cgroup of the program's start, or uses a granted rendezvous, and
-/// passes the rendezvous on to the program and its child processes. None of the processes needs
-/// capabilities.
+/// Passes a rendezvous on to the program and its child processes: attached to the cgroup of the
+/// program's start, or granted. None of the processes needs capabilities. The result is a task that
+/// attaches the rendezvous when a process needs the rendezvous; with `--rendezvous required` the
+/// rendezvous is attached at once.
 ///
 /// # Errors
 /// The policy file cannot be read or parsed.
@@ -20,7 +23,7 @@ pub(super) fn pass_on(
     command: &mut Command,
     args: &RunArgs,
     name: &OsString,
-) -> Result<(), CliError> {
+) -> Result<Option<WatcherTask>, CliError> {
     let failed = |why: String| CliError::Run { program: name.to_string_lossy().into_owned(), why };
     let mut options = smc_rendezvous::Options::default();
     command.env_remove("SMC_RUN_POLICY");
@@ -50,7 +53,16 @@ pub(super) fn pass_on(
     command.env("SMC_RUN_RENDEZVOUS", how);
     command.env_remove("SMC_RUN_OPTION").env_remove("SMC_RUN_NO_OPTION");
     if args.rendezvous == RendezvousArg::Off {
-        return Ok(());
+        return Ok(None);
+    }
+    if args.rendezvous == RendezvousArg::Auto
+        && let Ok((passed, asked)) = Rendezvous::offer()
+    {
+        command.env("SMC_RUN_OPTION", passed.to_string());
+        // The descriptor is the program's from now on.
+        std::mem::forget(passed);
+        let run = Box::new(move |asked: BorrowedFd<'_>| Rendezvous::serve(options.clone(), asked));
+        return Ok(Some(WatcherTask { asked, run }));
     }
     let opened = Rendezvous::open(options).map_err(|why| why.to_string());
     match opened.and_then(|rendezvous| rendezvous.pass_on().map_err(|error| error.to_string())) {
@@ -78,5 +90,5 @@ pub(super) fn pass_on(
             command.env("SMC_RUN_NO_OPTION", why);
         }
     }
-    Ok(())
+    Ok(None)
 }
