@@ -34,6 +34,21 @@ fn the_number_of_a_call_is_the_constant_before_it() {
     }
 }
 
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn calls_are_found_at_every_place_of_a_piece() {
+    for len in [0, 1, 2, 63, 64, 65, 66, 127, 128, 129, 200] {
+        for (at, pair) in (0..len).flat_map(|at| [(at, [0x0f, 0x05]), (at, [0xcd, 0x80])]) {
+            // Halves of an instruction, and the bytes in the wrong order.
+            let mut code: Vec<_> = [0x0f, 0x80, 0x05, 0x0f, 0xcd].repeat(len)[..len].to_vec();
+            let Some(place) = code.get_mut(at..at + 2) else { continue };
+            place.copy_from_slice(&pair);
+            assert_eq!(machine::candidates(&code).collect::<Vec<_>>(), [at], "{len}");
+        }
+        assert_eq!(machine::candidates(&[0x0f].repeat(len)).count(), 0);
+    }
+}
+
 /// A program that the compiler has made of these lines.
 #[cfg(any(target_arch = "aarch64", target_arch = "x86_64"))]
 fn compiled(name: &str, lines: &str) -> std::path::PathBuf {

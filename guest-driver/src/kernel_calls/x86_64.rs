@@ -8,14 +8,34 @@ pub(super) const LENGTH: usize = 2;
 const SYSCALL: [u8; LENGTH] = [0x0f, 0x05];
 const INT_80: [u8; LENGTH] = [0xcd, 0x80];
 
+/// Bytes compared at once.
+const BLOCK: usize = 64;
+
 /// The places of such instructions' bytes.
 pub(super) fn candidates(code: &[u8]) -> impl Iterator<Item = usize> {
-    // Their last bytes are rarer than their first ones.
-    let ends = [SYSCALL, INT_80].map(|[_, last]| last);
-    let places = ends.into_iter().flat_map(|last| super::places(code, last));
-    places.filter_map(|at| at.checked_sub(1)).filter(|at| {
-        code.get(*at..at + LENGTH).is_some_and(|pair| pair == SYSCALL || pair == INT_80)
+    let blocks = code.chunks(BLOCK).zip(code.get(1..).unwrap_or_default().chunks(BLOCK));
+    let found = blocks.enumerate().filter(|(_, (first, last))| may_have(first, last));
+    found.flat_map(|(block, (first, last))| {
+        let places = first.iter().zip(last).enumerate();
+        let calls = places.filter(|(_, (first, last))| is_call(**first, **last));
+        calls.map(move |(at, _)| block * BLOCK + at)
     })
+}
+
+fn is_call(first: u8, last: u8) -> bool {
+    [first, last] == SYSCALL || [first, last] == INT_80
+}
+
+/// Whether one of the pairs is such an instruction. Without a branch for each pair, so the processor
+/// compares 16 at once.
+fn may_have(first: &[u8], last: &[u8]) -> bool {
+    let (Ok(first), Ok(last)) = (<&[u8; BLOCK]>::try_from(first), <&[u8; BLOCK]>::try_from(last))
+    else {
+        return true;
+    };
+    let is = |(first, last): (&u8, &u8), pair: [u8; 2]| (*first ^ pair[0]) | (*last ^ pair[1]);
+    let pairs = first.iter().zip(last);
+    pairs.fold(u8::MAX, |least, pair| least.min(is(pair, SYSCALL)).min(is(pair, INT_80))) == 0
 }
 
 /// The number of the kernel call by the last instruction: `Some(None)` if unknown. `None`: the last
