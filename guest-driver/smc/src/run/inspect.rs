@@ -37,11 +37,11 @@ pub(crate) fn find(name: &OsStr) -> Result<PathBuf, NoProgram> {
     Err(why)
 }
 
-/// Why the library cannot be loaded into a program, or would miss its calls. An unreadable file is no
-/// obstacle: the watcher reports whether the library was loaded. `go`: system calls of programs in Go
-/// are taken over.
-pub(crate) fn obstacle(program: &Path, go: bool) -> Option<NoDoor> {
-    match door(program)? {
+/// Why the library cannot be loaded into a program with this [`door`], or would miss its calls. An
+/// unreadable file is no obstacle: the watcher reports whether the library was loaded. `go`: system calls
+/// of programs in Go are taken over.
+pub(super) fn obstacle(door: Option<Result<Door, NoDoor>>, go: bool) -> Option<NoDoor> {
+    match door? {
         Ok(Door::SystemCalls | Door::LoadedSystemCalls) if !go => Some(NoDoor::Unwanted),
         door => door.err(),
     }

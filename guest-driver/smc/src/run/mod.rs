@@ -188,9 +188,11 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode, CliError> {
     command.arg0(name).args(rest);
     let by_kernel = kernel::is_chosen(args)
         .map_err(|why| CliError::Run { program: name.to_string_lossy().into(), why })?;
+    let door = if by_kernel { None } else { inspect::door(&program) };
+    let has_linker = door != Some(Ok(Door::LoadedSystemCalls));
     let obstacle = match by_kernel {
         true => inspect::obstacle_for_libc(&program),
-        false => inspect::obstacle(&program, args.go).map(|obstacle| obstacle.to_string()),
+        false => inspect::obstacle(door, args.go).map(|obstacle| obstacle.to_string()),
     };
     let prepared = match obstacle {
         Some(obstacle) => Err(obstacle),
@@ -212,7 +214,6 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode, CliError> {
         true => prepared.and_then(|library| device::check(&devices).map(|()| library)),
         false => prepared,
     };
-    let has_linker = inspect::door(&program) != Some(Ok(Door::LoadedSystemCalls));
     start(command, args, name, prepared, !has_linker, |command, library| {
         let proof = prepare(command, &library, args, devices, name)?;
         io_uring::withhold();
