@@ -98,7 +98,7 @@ fn await_fin(tcp: impl AsFd) -> bool {
     let spent = last.saturating_sub(second);
     let budget = FIN_BUDGET.saturating_sub(Duration::from_micros(spent));
     let begun = Instant::now();
-    let _ = poll_readable(&[tcp.as_fd()], Some(budget), None);
+    let _ = poll_readable([Some(tcp.as_fd()), None, None], &[], Some(budget), None);
     let took = begun.elapsed();
     SPENT.store(second + (spent + took.as_micros() as u64).min(0xf_ffff), Ordering::Relaxed);
     took < budget

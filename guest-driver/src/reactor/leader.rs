@@ -8,7 +8,9 @@ use std::time::Duration;
 use rustix::fd::{AsFd, BorrowedFd};
 
 use super::source::REACTOR_NAME;
-use super::wait::{Waiter, clear_interrupted, note_error, poll_for, was_interrupted};
+use super::wait::{
+    Waiter, WaiterNotifier, clear_interrupted, note_error, poll_for, was_interrupted,
+};
 use super::work::Work;
 use super::{BACKGROUND, CALLER, ConnectionHandler, FREE, Limit, Reactor, Session, wait};
 use ism_sys::{SignalMask, lock, wait_in_set};
@@ -57,14 +59,13 @@ impl<C: ConnectionHandler> Reactor<C> {
     /// or `limit` is over. Without a limit the background thread wakes a thread that sleeps for a
     /// connection every [`wait::RECHECK_INTERVAL`].
     ///
-    /// With `extra`, the call also returns when `extra` is readable. The waiter's notifier must then be
-    /// part of it.
+    /// With `extra`, the call also returns when `extra` has an event.
     pub(crate) fn sleep(
         &self,
         waiter: &Arc<Waiter>,
         count: u32,
         limit: Limit,
-        extra: Option<BorrowedFd<'_>>,
+        extra: Option<WaiterNotifier<'_>>,
     ) {
         clear_interrupted();
         if self.is_lost() {
@@ -109,7 +110,7 @@ impl<C: ConnectionHandler> Reactor<C> {
         waiter: &Waiter,
         count: u32,
         limit: Limit,
-        extra: Option<BorrowedFd<'_>>,
+        extra: Option<WaiterNotifier<'_>>,
     ) {
         // The first sleep, mostly the only one, needs no read of the clock.
         let (mut left, mut slept) = (limit.map(|(_, timeout)| timeout), false);
@@ -154,11 +155,11 @@ impl<C: ConnectionHandler> Reactor<C> {
         drop(leadership);
     }
 
-    /// Waits for the source or the interrupt. `true`: `extra` is readable.
+    /// Waits for the source or the interrupt. `true`: `extra` has an event.
     pub(super) fn wait_for_source(
         &self,
         timeout: Option<Duration>,
-        extra: Option<BorrowedFd<'_>>,
+        extra: Option<WaiterNotifier<'_>>,
     ) -> bool {
         let (interrupt, session) = (self.interrupt.as_fd(), self.session());
         let edges = session.edges.as_ref().map(AsFd::as_fd);
@@ -167,8 +168,8 @@ impl<C: ConnectionHandler> Reactor<C> {
                 self.wait_in_set(&session, set, timeout, wait::mask());
                 return false;
             }
-            (Some(set), Some(extra)) if edges.is_none() && !self.polled => {
-                let [by_set, by_extra, _] = poll_for(&[set, extra], timeout);
+            (Some(set), Some(_)) if edges.is_none() && !self.polled => {
+                let ([by_set, _], by_extra) = poll_for([Some(set), None], extra, timeout);
                 if by_set {
                     self.wait_in_set(&session, set, Some(Duration::ZERO), None);
                 }
@@ -177,16 +178,15 @@ impl<C: ConnectionHandler> Reactor<C> {
             _ => {}
         }
         let source = session.source.event_fd();
-        let fds = [source, interrupt, extra.unwrap_or(interrupt)];
-        let n = if extra.is_some() { 3 } else { 2 };
-        let [by_source, by_interrupt, by_extra] = poll_for(&fds[..n], timeout);
+        let fds = [Some(source), Some(interrupt)];
+        let ([by_source, by_interrupt], by_extra) = poll_for(fds, extra, timeout);
         if by_source {
             session.source.clear_event_fd();
         }
         if by_interrupt {
             self.interrupt.clear();
         }
-        extra.is_some() && by_extra
+        by_extra
     }
 
     fn wait_in_set(

@@ -8,12 +8,12 @@ use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
-use rustix::fd::BorrowedFd;
+use rustix::fd::{AsFd, BorrowedFd};
 use rustix::thread::futex;
 
 use ism_sys::{
-    EventFd, OnceBox, POLLED, SignalMask, WordWait, poll_readable, sleep_on_private,
-    sleep_on_words, wait_in_set,
+    EventFd, OnceBox, SignalMask, WordWait, poll_readable, sleep_on_private, sleep_on_words,
+    wait_in_set,
 };
 
 /// Longest sleep before shared memory is checked again. Never rely only on a wake-up a peer can
@@ -88,11 +88,36 @@ pub(crate) fn was_interrupted() -> bool {
     INTERRUPTED.get()
 }
 
-/// Sleeps until one of the descriptors is readable. Returns the readable ones; none after `timeout` or
-/// a signal.
-pub(super) fn poll_for(fds: &[BorrowedFd<'_>], timeout: Option<Duration>) -> [bool; POLLED] {
+/// The notifier of a sleeping waiter, with other descriptors that end the sleep.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum WaiterNotifier<'a> {
+    /// An epoll set with the waiter's notifier.
+    Set(BorrowedFd<'a>),
+    /// The waiter's notifier, and a list with the awaited events in the bits of poll(2).
+    List(&'a EventFd, &'a [(BorrowedFd<'a>, i16)]),
+}
+
+/// Sleeps until one of the descriptors is readable, or one `beside` them has an event. Returns which; none
+/// after `timeout` or a signal.
+pub(super) fn poll_for(
+    [first, second]: [Option<BorrowedFd<'_>>; 2],
+    beside: Option<WaiterNotifier<'_>>,
+    timeout: Option<Duration>,
+) -> ([bool; 2], bool) {
     let timeout = timeout.map(|timeout| timeout.min(LONGEST));
-    note_error(poll_readable(fds, timeout, mask()))
+    let (third, others) = match beside {
+        None => (None, &[][..]),
+        Some(WaiterNotifier::Set(set)) => (Some(set), &[][..]),
+        Some(WaiterNotifier::List(notifier, others)) => (Some(notifier.as_fd()), others),
+    };
+    let polled = poll_readable([first, second, third], others, timeout, mask());
+    let ([by_first, by_second, by_third], by_other) = note_error(polled);
+    if let Some(WaiterNotifier::List(notifier, _)) = beside
+        && by_third
+    {
+        notifier.clear();
+    }
+    ([by_first, by_second], by_third || by_other)
 }
 
 /// The result of a sleep; the default after a signal, which this notes.
@@ -203,12 +228,12 @@ impl Waiter {
         slept
     }
 
-    /// Sleeps until `fd` is readable while the count of wake-ups is `count`, for at most `timeout`.
-    /// The notifier must be part of `fd`.
-    pub(crate) fn sleep_on(&self, fd: BorrowedFd<'_>, count: u32, timeout: Option<Duration>) {
+    /// Sleeps until one of these descriptors has an event while the count of wake-ups is `count`, for at
+    /// most `timeout`.
+    pub(crate) fn sleep_on(&self, ends: WaiterNotifier<'_>, count: u32, timeout: Option<Duration>) {
         self.set_polling(true);
         if !self.is_woken(count) {
-            poll_for(&[fd], timeout);
+            poll_for([None; 2], Some(ends), timeout);
         }
         self.set_polling(false);
     }
@@ -321,6 +346,31 @@ mod tests {
         }
         word.store(3, Ordering::SeqCst);
         assert_eq!(sleep(None), WordWait::NotAsleep, "another value");
+    }
+
+    #[test]
+    fn a_wake_up_ends_one_sleep_beside_a_list() {
+        let waiter = Arc::new(Waiter::with_notifier().unwrap());
+        let notifier = waiter.notifier().unwrap();
+        let count = waiter.wake_count();
+        let waker = waiter.clone();
+        let asleep = std::thread::spawn(move || {
+            while waker.state.load(Ordering::SeqCst) != POLLING {
+                std::thread::yield_now();
+            }
+            waker.wake();
+        });
+        let sleep =
+            |count, most| waiter.sleep_on(WaiterNotifier::List(notifier, &[]), count, Some(most));
+        let start = Instant::now();
+        while !waiter.is_woken(count) {
+            sleep(count, 2 * smc_test_support::TIMEOUT);
+        }
+        asleep.join().unwrap();
+        assert!(start.elapsed() < smc_test_support::TIMEOUT);
+        // A signal of a waker that came late ends one more sleep at most.
+        sleep(waiter.wake_count(), Duration::from_millis(1));
+        assert!(!notifier.clear());
     }
 
     #[test]

@@ -82,8 +82,7 @@ impl Outgoing {
             let left =
                 ends.into_iter().flatten().min().map(|end| end.saturating_duration_since(now));
             let waited = match self.fds() {
-                [Some(tcp), Some(llc)] => ism_sys::poll_readable(&[tcp, llc], left, None),
-                [Some(tcp), None] => ism_sys::poll_readable(&[tcp], left, None),
+                [Some(tcp), llc] => ism_sys::poll_readable([Some(tcp), llc, None], &[], left, None),
                 [None, _] => Err(io::ErrorKind::NotConnected.into()),
             };
             match waited {

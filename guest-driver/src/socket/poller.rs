@@ -17,7 +17,7 @@ use crate::conn::{Conn, LocalEnd};
 use crate::reactor::Reactor;
 use crate::reactor::poll_queue::{PollEntry, PollQueue};
 use crate::reactor::spin::Spin;
-use crate::reactor::wait::{RECHECK_INTERVAL, Waiter};
+use crate::reactor::wait::{RECHECK_INTERVAL, Waiter, WaiterNotifier};
 
 /// The requested readiness.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -299,12 +299,13 @@ impl Poller {
         }
         let changing = self.changing.load(Ordering::SeqCst) > 0;
         if armed && !changing && !self.queue.has_changes() {
+            let ends = WaiterNotifier::Set(self.epoll.as_fd());
             match inner.reactors.first() {
                 Some((reactor, _)) => {
                     let limit = Some((Instant::now(), timeout));
-                    Reactor::sleep(reactor, waiter, count, limit, Some(self.epoll.as_fd()));
+                    Reactor::sleep(reactor, waiter, count, limit, Some(ends));
                 }
-                None => waiter.sleep_on(self.epoll.as_fd(), count, Some(timeout)),
+                None => waiter.sleep_on(ends, count, Some(timeout)),
             }
         }
         match each {

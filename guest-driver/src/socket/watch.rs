@@ -18,11 +18,11 @@ use crate::reactor::poll_queue::{PollEntry, PollQueue};
 use crate::reactor::readiness_fd::ReadinessFd;
 use crate::reactor::spin::Spin;
 use crate::reactor::wait::{
-    RECHECK_INTERVAL, Waiter, clear_interrupted, set_mask, was_interrupted,
+    RECHECK_INTERVAL, Waiter, WaiterNotifier, clear_interrupted, set_mask, was_interrupted,
 };
 pub use ism_sys::SignalMask;
 use ism_sys::interrupt::listening;
-use ism_sys::lock;
+use ism_sys::{EventFd, lock};
 use smc_core::stream::reader_view;
 use smc_info::MovedCounts;
 
@@ -303,11 +303,12 @@ impl Watch {
     /// An eventfd, readable when a connection wakes the sleeper. The descriptor given to
     /// [`Watch::sleep`] must be an epoll set with this eventfd.
     pub fn notifier(&self) -> BorrowedFd<'_> {
-        match self.waiter.notifier() {
-            Some(notifier) => notifier.as_fd(),
-            // The caller has made a notifier.
-            None => std::process::abort(),
-        }
+        self.eventfd().as_fd()
+    }
+
+    fn eventfd(&self) -> &EventFd {
+        // The caller has made a notifier.
+        self.waiter.notifier().unwrap_or_else(|| std::process::abort())
     }
 
     /// Makes the notifier unreadable again.
@@ -360,6 +361,23 @@ impl Watch {
         woken
     }
 
+    /// Like [`Watch::sleep_with_mask`], until one of `others` has one of its events (in the bits of poll(2)).
+    /// The call clears the notifier if the notifier has ended the sleep.
+    pub fn sleep_beside(
+        &self,
+        mask: Option<SignalMask>,
+        any: Option<&SmcStream>,
+        count: u32,
+        timeout: Duration,
+        others: &[(BorrowedFd<'_>, i16)],
+    ) -> Woken {
+        set_mask(mask);
+        let woken =
+            self.sleep_until(any, count, timeout, WaiterNotifier::List(self.eventfd(), others));
+        set_mask(None);
+        woken
+    }
+
     /// Sleeps until a connection wakes this watch after `count`, until `extra` is readable, or for
     /// `timeout` (a second at most). `any` is one of the watched connections, if there are any.
     pub fn sleep(
@@ -369,14 +387,24 @@ impl Watch {
         timeout: Duration,
         extra: BorrowedFd<'_>,
     ) -> Woken {
+        self.sleep_until(any, count, timeout, WaiterNotifier::Set(extra))
+    }
+
+    fn sleep_until(
+        &self,
+        any: Option<&SmcStream>,
+        count: u32,
+        timeout: Duration,
+        ends: WaiterNotifier<'_>,
+    ) -> Woken {
         clear_interrupted();
         let timeout = timeout.min(RECHECK_INTERVAL);
         listening(|| match any.and_then(SmcStream::conn) {
             Some(conn) => {
                 let limit = Some((Instant::now(), timeout));
-                Reactor::sleep(conn.reactor(), &self.waiter, count, limit, Some(extra));
+                Reactor::sleep(conn.reactor(), &self.waiter, count, limit, Some(ends));
             }
-            None => self.waiter.sleep_on(extra, count, Some(timeout)),
+            None => self.waiter.sleep_on(ends, count, Some(timeout)),
         });
         if was_interrupted() { Woken::Interrupted } else { Woken::Changed }
     }

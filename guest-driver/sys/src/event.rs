@@ -108,24 +108,40 @@ pub fn wait<const N: usize>(
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SignalMask(pub u64);
 
-/// Maximum number of descriptors of [`poll_readable`].
+/// Number of descriptors of [`poll_readable`], apart from the others.
 pub const POLLED: usize = 3;
 
-/// Waits until one of at most [`POLLED`] descriptors is readable or has an error, for at most `timeout`
-/// (`None`: without end). Returns a flag for each descriptor. While the thread sleeps, `mask` replaces the
-/// thread's signal mask.
+/// Descriptors of a call with a list in place.
+const LISTED: usize = 16;
+
+/// Waits until one of the descriptors is readable or has an error, or one of `others` has one of its events
+/// (in the bits of poll(2)), for at most `timeout` (`None`: without end). Returns a flag for each descriptor,
+/// and one for the others. While the thread sleeps, `mask` replaces the thread's signal mask.
 ///
 /// # Errors
 /// The errors of ppoll(2), including `Interrupted`.
 pub fn poll_readable(
-    fds: &[BorrowedFd<'_>],
+    fds: [Option<BorrowedFd<'_>>; POLLED],
+    others: &[(BorrowedFd<'_>, i16)],
     timeout: Option<Duration>,
     mask: Option<SignalMask>,
-) -> io::Result<[bool; POLLED]> {
+) -> io::Result<([bool; POLLED], bool)> {
     // The kernel ignores entries with a negative number.
-    let mut list = [libc::pollfd { fd: -1, events: libc::POLLIN, revents: 0 }; POLLED];
-    for (entry, fd) in list.iter_mut().zip(fds) {
-        entry.fd = fd.as_raw_fd();
+    let none = libc::pollfd { fd: -1, events: libc::POLLIN, revents: 0 };
+    let (mut short, mut long) = ([none; LISTED], Vec::new());
+    let list = match POLLED + others.len() {
+        len @ 0..=LISTED => &mut short[..len],
+        len => {
+            long.resize(len, none);
+            &mut long[..]
+        }
+    };
+    let (own, rest) = list.split_at_mut(POLLED);
+    for (entry, fd) in own.iter_mut().zip(fds) {
+        entry.fd = fd.map_or(-1, |fd| fd.as_raw_fd());
+    }
+    for (entry, (fd, events)) in rest.iter_mut().zip(others) {
+        (entry.fd, entry.events) = (fd.as_raw_fd(), *events);
     }
     let mut time = timeout.map(|timeout| libc::timespec {
         tv_sec: timeout.as_secs().min(i64::MAX as u64) as i64,
@@ -133,12 +149,14 @@ pub fn poll_readable(
     });
     let time = time.as_mut().map_or(0, |time| std::ptr::from_mut(time) as usize);
     let mask = mask.as_ref().map_or(0, |mask| std::ptr::from_ref(&mask.0) as usize);
-    let len = fds.len().min(POLLED);
-    let arguments = [list.as_mut_ptr() as usize, len, time, mask, size_of::<u64>(), 0];
+    let arguments = [list.as_mut_ptr() as usize, list.len(), time, mask, size_of::<u64>(), 0];
     // SAFETY: list, time and mask live until the call returns, and have the layout of the kernel (of a
     // signal mask: 64 bits); the kernel writes list and time only.
     unsafe { sleep_in_kernel(libc::SYS_ppoll, &arguments) }?;
-    Ok(list.map(|entry| entry.revents != 0))
+    let mut flags = [false; POLLED];
+    let (own, rest) = list.split_at(POLLED);
+    flags.iter_mut().zip(own).for_each(|(flag, entry)| *flag = entry.revents != 0);
+    Ok((flags, rest.iter().any(|entry| entry.revents != 0)))
 }
 
 /// Maximum number of events from [`wait_in_set`].
@@ -202,6 +220,26 @@ mod tests {
         assert!(event.wait(Duration::from_secs(1)).unwrap());
         assert!(event.clear());
         assert!(!event.clear());
+    }
+
+    #[test]
+    fn other_descriptors_end_a_poll_by_their_own_events() {
+        let (quiet, loud) = (EventFd::new().unwrap(), EventFd::new().unwrap());
+        // In place, and longer.
+        for n in [1, 2 * LISTED] {
+            let poll = |fds, last| {
+                let mut others = vec![(quiet.as_fd(), libc::POLLIN); n];
+                others.push(last);
+                poll_readable(fds, &others, Some(Duration::ZERO), None).unwrap()
+            };
+            let own = [None, Some(loud.as_fd()), None];
+            assert_eq!(poll(own, (quiet.as_fd(), libc::POLLIN)), ([false; 3], false));
+            assert_eq!(poll(own, (quiet.as_fd(), libc::POLLOUT)), ([false; 3], true));
+            loud.signal();
+            assert_eq!(poll(own, (quiet.as_fd(), libc::POLLIN)), ([false, true, false], false));
+            assert_eq!(poll([None; 3], (loud.as_fd(), libc::POLLIN)), ([false; 3], true));
+            loud.clear();
+        }
     }
 
     #[test]

@@ -2,7 +2,6 @@
 //! `poll`, `ppoll`, `select` and `pselect` with SMC connections among the descriptors.
 
 use std::ffi::c_int;
-use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use guest_driver::interpose::{SignalMask, Watch, Woken};
@@ -14,23 +13,22 @@ use crate::selection::resolve::resolve;
 use crate::selection::{Selected, Wait, waiting};
 use crate::socket::epoll_members::epoll_events;
 use crate::socket::registrations::{self, hand_to_kernel};
-use crate::socket::sleeper::Sleeper;
 use crate::socket::stream::{SocketState, StreamSocket};
 use crate::socket::table::{DESCRIPTORS, DescriptorRef};
 use crate::sys::fork_lock::ForkMutex;
 use crate::sys::own_copies::PairPlace;
 use crate::sys::raw::{self, Errno, SysResult};
-use crate::sys::{left_of, timespec};
+use crate::sys::{borrowed, left_of, timespec};
 
 /// Unused watches without descriptors.
 static IDLE_WATCHES: ForkMutex<Vec<Watch>> = ForkMutex::new(Vec::new());
-/// Unused sleepers.
-static IDLE_SLEEPERS: ForkMutex<Vec<(Sleeper, PairPlace)>> = ForkMutex::new(Vec::new());
+/// Unused watches with a descriptor, for calls with descriptors of the kernel, too.
+static IDLE_SLEEPERS: ForkMutex<Vec<(Watch, PairPlace)>> = ForkMutex::new(Vec::new());
 /// A call on a descriptor closed before the call returns sooner than this.
 const MILLISECOND: Duration = Duration::from_millis(1);
 /// Maximum number of unused watches.
 const MAX_IDLE_WATCHES: usize = 16;
-/// Maximum number of unused sleepers. Each has two descriptors.
+/// Maximum number of unused watches with a descriptor.
 const MAX_IDLE_SLEEPERS: usize = 4;
 /// Longest sleep of a call without a descriptor for all of its events.
 const SLICE: Duration = Duration::from_millis(5);
@@ -217,14 +215,14 @@ fn poll_once(
         || polled.iter().any(|one| one.stream().is_some_and(|s| s.changed_since(one.token)));
     let begun = Instant::now();
     let highest = fds.iter().map(|fd| fd.fd).max().unwrap_or(-1);
-    let watch = take_watch();
+    let (watch, listed) = (take_watch(), native.len());
     let woken = if watch.spin_until(changed) {
         Woken::Changed
     } else {
         let on_lines = (!others && mask.is_none()).then(|| sleep_on_lines(&watch, polled, left));
-        let woken = on_lines.flatten().unwrap_or_else(|| match take_sleeper(highest) {
+        let sleeper = || if fits(listed) { take_sleeper(highest) } else { None };
+        let woken = on_lines.flatten().unwrap_or_else(|| match sleeper() {
             Some(sleeper) => {
-                let native = native.iter().filter(|fd| fd.fd >= 0);
                 let woken = sleep_beside(&sleeper.0, polled, native, (left, mask), changed);
                 release_sleeper(sleeper, highest);
                 woken
@@ -267,31 +265,25 @@ fn sleep_on_lines(watch: &Watch, polled: &[Polled], left: Duration) -> Option<Wo
 
 /// Sleeps until a connection changes (reported by the device), or until the kernel has an event of
 /// another descriptor.
-fn sleep_beside<'a>(
-    sleeper: &Sleeper,
+fn sleep_beside(
+    watch: &Watch,
     polled: &[Polled],
-    native: impl Iterator<Item = &'a libc::pollfd>,
+    native: &[libc::pollfd],
     (left, mask): (Duration, Option<SignalMask>),
     changed: impl Fn() -> bool,
 ) -> Woken {
-    let mut added = Vec::new();
-    for fd in native {
-        if sleeper.add(fd.fd, fd.events as u16 as u32).is_ok() {
-            added.push(fd.fd);
-        }
-    }
-    let woken = watched(&sleeper.watch, polled, |count| {
+    let others = native.iter().filter(|other| other.fd >= 0);
+    let others: Vec<_> = others.map(|other| (borrowed(other.fd), other.events)).collect();
+    let woken = watched(watch, polled, |count| {
         let armed = polled.iter().all(|one| one.stream().is_none_or(SmcStream::arm));
         if !armed || changed() {
             return Woken::Changed;
         }
         let stream = polled.first().and_then(Polled::stream);
         // The mask lets signals in only during the sleep. A pending signal ends the sleep at once.
-        sleeper.watch.sleep_with_mask(mask, stream, count, left, sleeper.outer.as_fd())
+        watch.sleep_beside(mask, stream, count, left, &others)
     });
     polled.iter().filter_map(Polled::stream).for_each(SmcStream::disarm);
-    added.iter().for_each(|fd| sleeper.remove(*fd));
-    sleeper.watch.clear_notifier();
     woken
 }
 
@@ -310,8 +302,19 @@ fn merge(fds: &mut [libc::pollfd], polled: &[Polled], native: &[libc::pollfd]) -
     (n > 0).then_some(n)
 }
 
+/// Whether the kernel takes a list of so many descriptors and those of a sleep: a list is at most as long as
+/// the limit of descriptors. Shorter lists than the least limit with a device need no check.
+fn fits(listed: usize) -> bool {
+    const SHORT: usize = 200;
+    let most = || ism_sys::resource_limit(libc::RLIMIT_NOFILE).unwrap_or(u64::MAX);
+    listed <= SHORT || (listed + ism_sys::POLLED) as u64 <= most()
+}
+
+fn spin() -> Duration {
+    config::get().map_or(Duration::ZERO, |config| config.spin)
+}
+
 fn take_watch() -> Watch {
-    let spin = || config::get().map_or(Duration::ZERO, |config| config.spin);
     IDLE_WATCHES.lock().pop().unwrap_or_else(|| Watch::without_notifier(spin()))
 }
 
@@ -322,8 +325,8 @@ fn release_watch(watch: Watch) {
     }
 }
 
-/// A sleeper, for a call on numbers up to `highest`. `None`: descriptors are short.
-fn take_sleeper(highest: c_int) -> Option<(Sleeper, PairPlace)> {
+/// A watch with a descriptor, for a call on numbers up to `highest`. `None`: descriptors are short.
+fn take_sleeper(highest: c_int) -> Option<(Watch, PairPlace)> {
     let idle = {
         let mut idle = IDLE_SLEEPERS.lock();
         // The parent of a fork goes on with its sleepers.
@@ -332,11 +335,11 @@ fn take_sleeper(highest: c_int) -> Option<(Sleeper, PairPlace)> {
     };
     idle.or_else(|| {
         let place = PairPlace::take(highest)?;
-        Some((Sleeper::new().ok()?, place))
+        Some((Watch::new(spin()).ok()?, place))
     })
 }
 
-fn release_sleeper((sleeper, place): (Sleeper, PairPlace), highest: c_int) {
+fn release_sleeper((sleeper, place): (Watch, PairPlace), highest: c_int) {
     let mut idle = IDLE_SLEEPERS.lock();
     if idle.len() < MAX_IDLE_SLEEPERS && place.may_stay(highest) {
         idle.push((sleeper, place));
