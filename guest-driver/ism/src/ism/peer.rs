@@ -97,7 +97,7 @@ impl PeerDmb {
     /// return neither stored bytes nor the nonce.
     pub fn copy_stored(&self, offset: u32, into: &mut [u8]) -> bool {
         let Some(placed) = self.placed.as_ref().filter(|_| self.stores) else { return false };
-        let is_there = || self.device.has_memory() && placed.has_nonce();
+        let is_there = || self.device.has_memory() && placed.mark.is_there();
         is_there() && placed.memory.copy_out(offset as usize, into).is_ok() && is_there()
     }
 

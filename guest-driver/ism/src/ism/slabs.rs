@@ -2,7 +2,6 @@
 //! Slabs: the parts of the window mapped by the device, with their DMBs.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::atomic::{Ordering, fence};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -14,6 +13,7 @@ use zerocopy::IntoBytes;
 
 use super::own_lines::SlabLineMemory;
 use super::{IsmDevice, IsmError};
+use crate::transport::SlabMark;
 use ism_sys::{Doorbell, ForkLocks, SharedSlice, is_free, lock};
 
 /// Time limit for the nonce to appear: some front ends acknowledge a mapping too early.
@@ -50,8 +50,7 @@ pub(super) struct Placed {
     pub(super) slab_line: Option<SlabLineMemory>,
     // Bytes of the signal line.
     line: SharedSlice,
-    // Where the slab carries its nonce, and the nonce.
-    pub(super) nonce: (SharedSlice, u64),
+    pub(super) mark: SlabMark,
 }
 
 impl Placement {
@@ -80,7 +79,9 @@ impl Placement {
         // A front end in this process maps before the acknowledgement. So no wait is needed, and a peer
         // overwriting the nonce must not cause a wait.
         let mapped = device.running().window.is_cached();
-        self.await_nonce(&tail, if mapped { Duration::ZERO } else { NONCE_TIMEOUT })?;
+        let mark = SlabMark { at: tail.slice(0, size_of::<u64>())?, nonce: self.nonce };
+        await_nonce(&mark, if mapped { Duration::ZERO } else { NONCE_TIMEOUT })?;
+        device.running().window.note_mark(self.slab_off, mark.clone());
         Ok(Placed {
             slab_id: self.slab_id,
             line_index: self.line,
@@ -90,37 +91,28 @@ impl Placement {
             doorbell: device.running().window.doorbells().and_then(|all| all.get(self.slab_off)),
             slab_line: self.in_slab.then(|| SlabLineMemory::new(&tail)).transpose()?,
             line: tail.slice(line_at, virtio_ism_abi::slab::LINE_LEN)?,
-            nonce: (tail.slice(0, size_of::<u64>())?, self.nonce),
+            mark,
         })
     }
+}
 
-    fn await_nonce(&self, tail: &SharedSlice, timeout: Duration) -> Result<(), IsmError> {
-        let nonce = tail.atomic_u64(0)?;
-        let start = Instant::now();
-        loop {
-            let found = u64::from_le(nonce.load(Ordering::Acquire));
-            if found == self.nonce {
-                return Ok(());
-            }
-            let after = start.elapsed();
-            if after > timeout {
-                return Err(IsmError::Nonce { expected: self.nonce, found, after });
-            }
-            thread::sleep(Duration::from_micros(200));
+fn await_nonce(mark: &SlabMark, timeout: Duration) -> Result<(), IsmError> {
+    let start = Instant::now();
+    loop {
+        let found = mark.found();
+        if found == Some(mark.nonce) {
+            return Ok(());
         }
+        let after = start.elapsed();
+        if after > timeout {
+            let found = found.unwrap_or_default();
+            return Err(IsmError::Nonce { expected: mark.nonce, found, after });
+        }
+        thread::sleep(Duration::from_micros(200));
     }
 }
 
 impl Placed {
-    /// Whether the slab, or its copy in a restored machine, is in place. `false`: other memory may have taken
-    /// the place, or the owner may have changed the nonce.
-    pub(super) fn has_nonce(&self) -> bool {
-        let (at, nonce) = &self.nonce;
-        // Orders reads of the slab before the look.
-        fence(Ordering::Acquire);
-        at.atomic_u64(0).is_ok_and(|at| u64::from_le(at.load(Ordering::Acquire)) == *nonce)
-    }
-
     #[inline]
     pub(super) fn line(&self) -> Option<virtio_ism_abi::signal::Line<'_>> {
         // In bounds and aligned by construction.

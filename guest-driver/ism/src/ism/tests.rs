@@ -206,8 +206,8 @@ fn stored_bytes_are_copied_while_their_slab_is_there() {
     };
     assert_eq!(copied(&peer).as_ref(), Some(b"stored"));
     // Other pages in place of the slab may contain the word and no bytes.
-    let (nonce, _) = &peer.placed.as_ref().unwrap().nonce;
-    nonce.copy_in(0, &[0; 8]).unwrap();
+    let mark = &peer.placed.as_ref().unwrap().mark;
+    mark.at.copy_in(0, &[0; 8]).unwrap();
     assert_eq!(copied(&peer), None);
     let (_own, moved) = pair(Prefer::Move).dmb();
     moved.deliver(&[(64, b"stored")], [7, 0], true).unwrap();

@@ -20,5 +20,5 @@ pub use address::DeviceAddress;
 pub(crate) use doorbells::Doorbells;
 pub use error::TransportError;
 pub use pci::{NoPciAddress, PciAddress};
-pub(crate) use running::{ForkTransport, Window};
+pub(crate) use running::{ForkTransport, SlabMark, Window};
 pub use running::{RunningDevice, SetupOptions};

@@ -4,6 +4,7 @@
 use std::fmt;
 use std::os::fd::RawFd;
 use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
 
 use virtio_ism_abi::command::Op;
 use virtio_ism_abi::config::{Config, Features};
@@ -32,6 +33,27 @@ impl SetupOptions {
     }
 }
 
+/// The nonce carried by a slab, and its place in the window.
+#[derive(Clone, Debug)]
+pub(crate) struct SlabMark {
+    pub(crate) at: SharedSlice,
+    pub(crate) nonce: u64,
+}
+
+impl SlabMark {
+    /// The number at the place of the nonce. Orders earlier reads of the slab before the look.
+    pub(crate) fn found(&self) -> Option<u64> {
+        fence(Ordering::Acquire);
+        self.at.atomic_u64(0).ok().map(|at| u64::from_le(at.load(Ordering::Acquire)))
+    }
+
+    /// Whether the slab, or its copy in a restored machine, is in place. `false`: other memory may have taken
+    /// the place, or the owner may have changed the nonce.
+    pub(crate) fn is_there(&self) -> bool {
+        self.found() == Some(self.nonce)
+    }
+}
+
 /// The part of a device that depends on the transport: the window, and the connection to the device.
 ///
 /// Dropping a `Window` closes the device: afterwards the device no longer uses memory of this process.
@@ -56,6 +78,10 @@ pub(crate) trait Window: Send + Sync {
 
     /// Ends the need for window and guest memory of a gone device.
     fn let_go(&self) {}
+
+    /// Notes a mark of the window, at the slab's offset. The mark tells later whether the window has gone
+    /// with its device.
+    fn note_mark(&self, _slab_off: u64, _mark: SlabMark) {}
 
     /// The doorbells of the slabs; `None`: users kick.
     fn doorbells(&self) -> Option<&Doorbells> {

@@ -6,7 +6,7 @@ use std::thread::JoinHandle;
 
 use super::release::MemoryRelease;
 use super::window::BarWindow;
-use crate::transport::Window;
+use crate::transport::{SlabMark, Window};
 use crate::virtqueue::{Health, Notify};
 use ism_sys::{Registers, SharedSlice};
 
@@ -58,6 +58,10 @@ impl Window for Pci {
 
     fn let_go(&self) {
         self.release.let_go();
+    }
+
+    fn note_mark(&self, slab_off: u64, mark: SlabMark) {
+        self.release.note_mark(slab_off, mark);
     }
 }
 

@@ -145,7 +145,7 @@ impl PciMonitor {
             }
         }
         // A function off its bus has no bytes to keep: loads from its window return no stored bytes.
-        if device.window.is_none() || device.common.status() != status::NO_DEVICE {
+        if device.common.status() != status::NO_DEVICE || device.release.has_window() {
             device.release.wait();
         }
         drop(device);

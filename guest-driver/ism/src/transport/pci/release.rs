@@ -5,10 +5,12 @@
 //! removal by the kernel or for the next session. But the memory may contain the only copy of bytes of
 //! connections.
 
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
+use crate::transport::SlabMark;
 use ism_sys::lock;
 
 /// For an owner bound to the device. The owner needs the time to notice the end of the device: memory turning
@@ -24,6 +26,8 @@ pub(super) struct MemoryRelease {
     let_go: Mutex<bool>,
     changed: Condvar,
     over: AtomicBool,
+    /// The last mark at each place of the window.
+    marks: Mutex<HashMap<u64, SlabMark>>,
 }
 
 impl MemoryRelease {
@@ -31,7 +35,20 @@ impl MemoryRelease {
     pub(super) fn new(leaves: bool) -> Arc<MemoryRelease> {
         let longest = if leaves { LONGEST } else { GRACE };
         let (let_go, changed) = (Mutex::new(false), Condvar::new());
-        Arc::new(MemoryRelease { longest, let_go, changed, over: AtomicBool::new(false) })
+        let (over, marks) = (AtomicBool::new(false), Mutex::default());
+        Arc::new(MemoryRelease { longest, let_go, changed, over, marks })
+    }
+
+    /// Notes a mark of the window.
+    pub(super) fn note_mark(&self, slab_off: u64, mark: SlabMark) {
+        lock(&self.marks).insert(slab_off, mark);
+    }
+
+    /// Whether the window has not gone with its function. A monitor without its back end (vfio-user) keeps
+    /// the window's memory although all registers read as ones; a function off its bus has no memory.
+    pub(super) fn has_window(&self) -> bool {
+        let marks = lock(&self.marks);
+        marks.is_empty() || marks.values().any(SlabMark::is_there)
     }
 
     /// Ends the need for the memory.
@@ -65,6 +82,7 @@ impl MemoryRelease {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use ism_sys::SharedMem;
     use std::time::Instant;
 
     #[test]
@@ -80,6 +98,25 @@ mod tests {
         assert!(start.elapsed() < LONGEST);
         release.end();
         assert!(release.is_over());
+    }
+
+    #[test]
+    fn the_window_is_there_as_long_as_one_of_its_marks_is() {
+        let release = MemoryRelease::new(true);
+        assert!(release.has_window(), "no byte was in the window");
+        let mem = SharedMem::anonymous(4096).unwrap();
+        let slabs = [0, 64].map(|at| mem.slice(at, 8).unwrap());
+        for (n, at) in slabs.iter().enumerate() {
+            let nonce = 0x1122_3344_5566_7788 + n as u64;
+            at.copy_in(0, &nonce.to_le_bytes()).unwrap();
+            release.note_mark(n as u64, SlabMark { at: at.clone(), nonce });
+        }
+        assert!(release.has_window());
+        // A peer has changed the nonce of a slab, or other memory is in its place.
+        slabs[0].copy_in(0, &[0; 8]).unwrap();
+        assert!(release.has_window());
+        slabs[1].copy_in(0, &[0xff; 8]).unwrap();
+        assert!(!release.has_window(), "loads return no stored bytes");
     }
 
     #[test]
