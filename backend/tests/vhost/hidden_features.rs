@@ -3,11 +3,13 @@
 //! vhost-user device.
 
 use vhost::VhostBackend;
-use virtio_ism_abi::command::{BACKING_WINDOW, Op, SignalEventRequest, StatsReply, stat};
+use virtio_ism_abi::command::{
+    BACKING_WINDOW, Op, QueryGidRequest, SignalEventRequest, StatsReply, stat,
+};
 use virtio_ism_abi::config::{CONFIG_LEN, Config, Features};
 use virtio_ism_abi::event::Event;
 use virtio_ism_abi::{Gid, Status};
-use zerocopy::{FromBytes, IntoBytes};
+use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 use super::front_end::*;
 
@@ -18,8 +20,8 @@ const GENERIC: u64 = VERSION_1 | EVENT_IDX | INDIRECT | PROTOCOL_FEATURES;
 const EARLY: u16 = 3;
 
 /// A front end hiding the bits of the device's type, with unsealed memory and without mappings. Each queue
-/// begins at the driver's index at DRIVER_OK.
-fn connect(place: &Place, name: &str) -> (FrontEnd, Gid) {
+/// begins at the driver's index: at DRIVER_OK, or in a machine restored from a snapshot.
+fn start(place: &Place, name: &str) -> FrontEnd {
     let wish = Wish { maps: Maps::None, features: GENERIC, sealed: false };
     let mut front_end = FrontEnd::negotiate(&place.path(name), &wish);
     front_end.set_memory();
@@ -28,8 +30,27 @@ fn connect(place: &Place, name: &str) -> (FrontEnd, Gid) {
         front_end.start_queue(queue, if queue == EVENTS { EARLY } else { 0 });
     }
     front_end.feed_events(8);
+    front_end
+}
+
+fn connect(place: &Place, name: &str) -> (FrontEnd, Gid) {
+    let mut front_end = start(place, name);
     let gid = front_end.hello();
     (front_end, gid)
+}
+
+// cloud-hypervisor restores a device without DEVICE_STATE by a new connection, and tells the driver nothing.
+#[test]
+fn the_driver_of_a_restored_machine_hears_that_its_session_is_over_and_begins_anew() {
+    let place = Place::new();
+    let _daemon = place.daemon(&["a", "b"]);
+    let (mut a, (mut b, gid_b)) = (start(&place, "a"), connect(&place, "b"));
+    assert_eq!(a.transfer(1, &[(100, b"old")], true), Status::Estate);
+    let query = QueryGidRequest { gid: gid_b, ..QueryGidRequest::new_zeroed() };
+    assert_eq!(a.command(Op::QueryGid, query.as_bytes()).0, Status::Estate);
+    let gid_a = a.hello();
+    let dmb = b.register_in_memory(gid_a, 1, DMB);
+    assert_eq!(a.transfer(dmb.token.get(), &[(100, b"new")], true), Status::Ok);
 }
 
 #[test]

@@ -620,7 +620,13 @@ fn command(running: &RunningDevice, op: Op, body: &[u8], reply: &mut [u8]) -> Re
                 std::thread::sleep(pause);
                 pause = (2 * pause).min(Duration::from_millis(5));
             }
-            Some(status) => return Err(IsmError::Refused { op, status }),
+            Some(status) => {
+                // A device about to go refuses these two, too.
+                if status == Status::Estate && !matches!(op, Op::Register | Op::Attach) {
+                    running.health.lose_session();
+                }
+                return Err(IsmError::Refused { op, status });
+            }
             None => return Err(IsmError::UnknownStatus { op, code }),
         }
     }

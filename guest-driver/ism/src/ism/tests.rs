@@ -244,6 +244,23 @@ fn a_peer_that_vanishes_fails_what_was_attached() {
 }
 
 #[test]
+fn a_driver_whose_session_the_device_has_lost_takes_the_device_as_gone() {
+    let moves = pair(Prefer::Move);
+    let (_own, peer) = moves.dmb();
+    moves.fabric.forget(moves.b.gid());
+    let _ = peer.deliver(&[(64, b"late")], [4, 0], true);
+    let _ = peer.deliver(&[(64, b"late")], [8, 0], true);
+    assert!(moves.b.is_gone(), "a move");
+    assert!(!moves.a.is_gone(), "its peer");
+    let commands = pair(Prefer::Window);
+    commands.fabric.forget(commands.b.gid());
+    assert!(commands.b.register(commands.a.gid(), LEN, 0).is_err());
+    assert!(!commands.b.is_gone(), "a device about to go refuses this, too");
+    assert!(commands.b.query_gid(commands.a.gid()).is_err());
+    assert!(commands.b.is_gone(), "a command");
+}
+
+#[test]
 fn a_departed_peer_fails_its_dmbs_and_no_others() {
     let pair = pair(Prefer::Window);
     let third = device(&pair.fabric, Prefer::Window);

@@ -91,6 +91,12 @@ impl FakeFabric {
         Arc::new(RunningDevice::new(config, features, queues, pool, health, window))
     }
 
+    /// Ends the session of the member without a word to its driver, as in a machine restored elsewhere.
+    pub(crate) fn forget(&self, gid: Gid) {
+        let member = lock(&self.members).get(&gid).and_then(Weak::upgrade);
+        member.expect("a member has this GID").device.close_session(CloseReason::Failed);
+    }
+
     /// Removes the member; its own driver sees the device gone.
     pub(crate) fn kill(&self, gid: Gid) {
         let Some(gone) = lock(&self.members).remove(&gid) else { return };

@@ -73,6 +73,12 @@ impl Health {
         }
     }
 
+    /// Marks a device that knows nothing of this driver's session as gone: the machine goes on from a
+    /// snapshot, and its monitor has not told the driver.
+    pub(crate) fn lose_session(&self) {
+        self.fail("the device has lost the driver's session");
+    }
+
     fn wake_all(&self) {
         for event in lock(&self.wake).iter() {
             event.signal();

@@ -433,7 +433,11 @@ impl MoveQueue {
             (read_status(&self.slots, at), number)
         };
         let status = status.filter(|_| done.written as usize >= STATUS);
-        let ok = Some(u32::from(Status::Ok.code()));
+        let [ok, again, no_session] =
+            [Status::Ok, Status::Eagain, Status::Estate].map(|known| Some(u32::from(known.code())));
+        if status == no_session {
+            self.wiring.health.lose_session();
+        }
         let refused = (!is_kick && status != ok).then(|| self.pieces_of(done.cookie));
         if !is_kick {
             state.free_slot(done.cookie, number, refused.is_none());
@@ -449,7 +453,6 @@ impl MoveQueue {
                 None => entry.has_hole |= !entry.refused.is_empty(),
             }
         }
-        let again = Some(u32::from(Status::Eagain.code()));
         if status != ok
             && !(is_kick && status == again)
             && let Some(path) = &entry.path
