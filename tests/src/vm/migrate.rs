@@ -29,6 +29,28 @@ pub struct Moved {
     pub bytes: u64,
 }
 
+/// A way for QEMU to migrate a guest.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Way {
+    /// QEMU's capabilities, among [`Way::CAPABILITIES`].
+    pub capabilities: &'static [&'static str],
+    /// The guest is paused meanwhile.
+    pub paused: bool,
+}
+
+impl Way {
+    /// The known capabilities. A QEMU keeps them for the next migration of its guest.
+    const CAPABILITIES: [&'static str; 2] = ["auto-converge", "multifd"];
+
+    fn arguments(self) -> Value {
+        let all = Self::CAPABILITIES.map(|name| {
+            let state = self.capabilities.contains(&name);
+            json!({ "capability": name, "state": state })
+        });
+        json!({ "capabilities": all })
+    }
+}
+
 impl Guest {
     /// Takes out the `n`th ISM device of an [`unpluggable`](super::Vm::unpluggable) guest, and waits
     /// for the guest to release the device. Removes the chardev, too, to free the daemon's socket.
@@ -68,22 +90,33 @@ impl Guest {
     /// Migrates the running guest to a QEMU of a host, and ends the old QEMU.
     #[track_caller]
     pub fn migrate(&mut self, to: &Bed) -> Moved {
-        self.migrate_as(to, || {})
+        self.migrate_as(to, Way::default(), || {})
     }
 
-    /// Like [`Guest::migrate`], with a call of `then` once the new QEMU waits for the guest.
+    /// Like [`Guest::migrate`], in a way of QEMU's, with a call of `then` once the new QEMU waits for the
+    /// guest.
     #[track_caller]
-    pub fn migrate_as(&mut self, to: &Bed, then: impl FnOnce()) -> Moved {
+    pub fn migrate_as(&mut self, to: &Bed, way: Way, then: impl FnOnce()) -> Moved {
         to.host.add_ports(&self.vm);
         let mut there = to.host.start_incoming(&self.vm);
+        let set = "migrate-set-capabilities";
+        let answer = there.qmp.command(set, &way.arguments());
+        answer.unwrap_or_else(|error| panic!("{}: {set}: {error}", self.vm.name));
+        self.qmp_with(set, &way.arguments());
         let uri = to.host.migration(&self.vm.name);
         self.receive(&mut there, &uri);
         then();
         self.will_move();
+        if way.paused {
+            self.pause();
+        }
         self.qmp_with("migrate", &json!({ "uri": uri }));
         let moved = self.sent();
-        self.wait_until(&mut there.qmp, "running");
+        self.wait_until(&mut there.qmp, if way.paused { "paused" } else { "running" });
         self.go_on(to, there);
+        if way.paused {
+            self.resume();
+        }
         moved
     }
 

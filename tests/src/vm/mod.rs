@@ -49,6 +49,6 @@ pub use guest::Guest;
 pub use job::Job;
 pub use logs::print_always;
 pub use machine::Vm;
-pub use migrate::Moved;
+pub use migrate::{Moved, Way};
 pub use run::{End, Output, Run};
 pub use uml::Uml;

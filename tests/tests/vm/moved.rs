@@ -25,30 +25,6 @@ fn machine(name: &str) -> Vm {
     Vm::named(name).lan()
 }
 
-#[test]
-fn streams_go_on_when_their_guest_is_migrated() {
-    let bed = Bed::new();
-    let there = bed.another_host();
-    let [mut a, mut b] = bed.boot([machine("a"), machine("b")]);
-    let mut server = serve(&a, "window");
-    let mut client = Streams::new(&b, &a, "window");
-    client.flow();
-    server.pauses();
-    println!("{:?}", b.migrate(&there));
-    client.leave("migrated");
-    println!("{:?}", server.pauses());
-    // On different hosts connections are TCP; with both guests on one host again, SMC.
-    assert_eq!(client.command("open"), "open tcp");
-    client.assert_on_tcp();
-    println!("{:?}", a.migrate(&there));
-    client.come_back("together again");
-    client.finish("together again");
-    client.flow();
-    client.finish("new ones");
-    server.assert_whole();
-    there.assert_faultless();
-}
-
 // The guest stands still before any notice to its driver, and later stores into its copy of the
 // window.
 #[test]

@@ -1,20 +1,32 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Migrations one after the other, under lasting streams and requests.
+//! Migrations one after the other, in each way, under lasting streams and requests.
 //!
-//! `SMC_MIGRATIONS=100` is their number (50), and `SMC_SEED` chooses the guests and times.
+//! `SMC_MIGRATIONS=100` is the number of the long form (50), and `SMC_SEED` chooses the guests and times.
 
 use std::thread;
 use std::time::Duration;
 
 use smc_tests::bytes::Rng;
-use smc_tests::vm::Bed;
+use smc_tests::vm::{Bed, Way};
 
 use super::machine;
+use super::parties::Stuck;
 use crate::outlive::{Pauses, Streams, serve};
 
 /// The client and the server, in the order of the guests' names.
 const SERVER: usize = 0;
 const CLIENT: usize = 1;
+
+/// The ways of the migrations, in turn. One more migration, of the same guest, is cancelled before the last.
+const WAYS: [(&str, Way); 4] = [
+    ("usual", Way { capabilities: &[], paused: false }),
+    ("multifd", Way { capabilities: &["multifd"], paused: false }),
+    ("paused", Way { capabilities: &[], paused: true }),
+    (
+        "auto-converge, after a cancelled one",
+        Way { capabilities: &["auto-converge"], paused: false },
+    ),
+];
 
 fn number(name: &str, default: u64) -> u64 {
     std::env::var(name).map_or(default, |text| text.parse().unwrap())
@@ -51,25 +63,41 @@ impl Measured {
 }
 
 #[test]
+fn streams_live_through_a_migration_in_each_way() {
+    streams_live_through_migrations(&Bed::new(), WAYS.len() as u64, 1);
+}
+
+#[test]
 #[ignore = "long: cargo xtask vm --slow --show-output --only moved::long"]
 fn streams_live_through_many_migrations() {
     let (rounds, seed) = (number("SMC_MIGRATIONS", 50), number("SMC_SEED", 1));
-    let bed = Bed::alone();
+    streams_live_through_migrations(&Bed::alone(), rounds, seed);
+}
+
+fn streams_live_through_migrations(bed: &Bed, rounds: u64, seed: u64) {
     let there = bed.another_host();
-    let hosts = [&bed, &there];
+    let hosts = [bed, &there];
     let mut guests = bed.boot([machine("a"), machine("b")]);
     let mut server = serve(&guests[SERVER], "window");
     let mut client = Streams::new(&guests[CLIENT], &guests[SERVER], "window");
     client.flow();
     let (mut random, mut at, mut measured) = (Rng::new(seed), [0, 0], Measured::default());
-    for round in 0..rounds {
+    for (round, (name, way)) in (0..rounds).zip(WAYS.into_iter().cycle()) {
         thread::sleep(Duration::from_millis(random.below(1000).into()));
         let who = random.below(2) as usize;
+        if round % WAYS.len() as u64 == WAYS.len() as u64 - 1 {
+            let stuck = Stuck::begin(bed, &guests[who], "stuck");
+            client.leave("cancelled");
+            stuck.cancel();
+            if at[SERVER] == at[CLIENT] {
+                client.come_back("cancelled");
+            }
+        }
         server.pauses();
         client.pauses();
         at[who] = 1 - at[who];
-        let what = format!("round {round}, guest {}", guests[who].name());
-        let moved = guests[who].migrate(hosts[at[who]]);
+        let what = format!("round {round}, {name}, guest {}", guests[who].name());
+        let moved = guests[who].migrate_as(hosts[at[who]], way, || {});
         measured.downtime.push(moved.downtime);
         if at[SERVER] == at[CLIENT] {
             let took = client.come_back(&what);
@@ -78,6 +106,8 @@ fn streams_live_through_many_migrations() {
             thread::sleep(took + Duration::from_secs(1));
         } else {
             client.leave(&what);
+            // On different hosts connections are TCP.
+            assert_eq!(client.command("open"), "open tcp");
             client.assert_on_tcp();
         }
         // A migrating guest's clock stands still in between.

@@ -7,13 +7,13 @@ use std::thread;
 
 use serde_json::json;
 use smc_tests::eventually;
-use smc_tests::vm::{Bed, Guest};
+use smc_tests::vm::{Bed, Guest, Way};
 
 use super::machine;
 use crate::outlive::{Streams, serve};
 
 /// A migration to a receiver taking a part of the guest's state and no more.
-struct Stuck<'a> {
+pub(super) struct Stuck<'a> {
     guest: &'a Guest,
     door: UnixListener,
     path: PathBuf,
@@ -21,7 +21,7 @@ struct Stuck<'a> {
 
 impl Stuck<'_> {
     #[track_caller]
-    fn begin<'a>(bed: &Bed, guest: &'a Guest, name: &str) -> Stuck<'a> {
+    pub(super) fn begin<'a>(bed: &Bed, guest: &'a Guest, name: &str) -> Stuck<'a> {
         let path = bed.path(name);
         let door = UnixListener::bind(&path).unwrap();
         guest.qmp_with("migrate", &json!({ "uri": format!("unix:{}", path.display()) }));
@@ -29,7 +29,7 @@ impl Stuck<'_> {
     }
 
     #[track_caller]
-    fn cancel(self) {
+    pub(super) fn cancel(self) {
         self.guest.qmp("migrate_cancel");
         drop(self.door);
         let status = || self.guest.qmp("query-migrate")["status"].clone();
@@ -185,10 +185,10 @@ fn a_guest_comes_to_a_host_whose_daemon_has_died() {
     let server = serve(&a, "window");
     let mut client = Streams::new(&b, &a, "window");
     client.flow();
-    b.migrate_as(&there, || there.kill_daemon());
+    b.migrate_as(&there, Way::default(), || there.kill_daemon());
     client.leave("without a daemon");
     there.start_daemon();
-    b.migrate_as(&bed, || bed.kill_daemon());
+    b.migrate_as(&bed, Way::default(), || bed.kill_daemon());
     assert_eq!(client.command("more"), "more");
     bed.start_daemon();
     client.come_back("with a daemon");
