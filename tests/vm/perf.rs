@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! `cargo xtask vm perf`: SMC-D between two guests, next to TCP over virtio-net and, given a back end
-//! (`VSOCK_DAEMON`), next to virtio sockets. The arguments go to `smc perf --to`.
+//! (`VSOCK_DAEMON`), next to virtio sockets; with `VFIO_USER`, by this protocol. The arguments go to
+//! `smc perf --to`.
 #![allow(clippy::unwrap_used, reason = "it ends at its first surprise")]
 
 use std::time::Duration;
@@ -28,7 +29,11 @@ fn main() {
         });
         program
     });
-    let [a, b] = ["a", "b"].map(Vm::named);
+    let vfio_user = std::env::var_os("VFIO_USER").is_some();
+    let [a, b] = ["a", "b"].map(|name| {
+        let vm = Vm::named(name);
+        if vfio_user { vm.vfio_user() } else { vm }
+    });
     let [a, b] = match vsock {
         Some(_) => [a.vsock(&sockets[0]), b.vsock(&sockets[1])],
         None => [a, b],

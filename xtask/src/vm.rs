@@ -103,6 +103,9 @@ enum What {
         /// number of runs, and "kernel" for the kernel's AF_SMC.
         #[arg(long, conflicts_with = "rdma")]
         programs: bool,
+        /// The devices by vfio-user. With a QEMU without patches in the variable QEMU, they have no window.
+        #[arg(long, conflicts_with_all = ["rdma", "programs", "nested"])]
+        vfio_user: bool,
         /// Further arguments of "smc perf --to", such as "bulk --runs 3 --json".
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
@@ -135,7 +138,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, ToolError> {
         None if args.nested => {
             return nested::tests(&root, &artifacts, &args.only, args.show_output);
         }
-        Some(What::Perf { rdma: false, programs: false, args: words }) if args.nested => {
+        Some(What::Perf { rdma: false, programs: false, args: words, .. }) if args.nested => {
             return nested::perf(&root, &artifacts, words);
         }
         Some(_) if args.nested => return Err(ToolError::NotNested),
@@ -146,8 +149,9 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, ToolError> {
             return Ok(ExitCode::SUCCESS);
         }
         Some(What::Demo) => tool::status(with(&artifacts, &artifacts::example(&root, "vm-demo")?))?,
-        Some(What::Perf { rdma: false, programs: false, args }) => {
+        Some(What::Perf { rdma: false, programs: false, vfio_user, args }) => {
             let mut command = with(&artifacts, &artifacts::example(&root, "vm-perf")?);
+            command.envs(vfio_user.then_some(("VFIO_USER", "1")));
             command.envs(artifacts::vsock()?.map(|path| ("VSOCK_DAEMON", path))).args(args);
             tool::status(command)?
         }
