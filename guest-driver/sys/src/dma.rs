@@ -256,7 +256,10 @@ mod tests {
     fn hidden_and_absent_pages_are_refused() {
         assert!(matches!(read_entry(PRESENT, 4096, 0), Err(DmaError::Hidden)));
         assert!(matches!(read_entry(0x1234, 4096, 8), Err(DmaError::Absent { offset: 8 })));
-        assert_eq!(read_entry(PRESENT | 1 << 61 | 0x1234, 4096, 0).unwrap(), 0x123_4000);
+        for (page, address) in [(4096, 0x123_4000), (16 << 10, 0x48d_0000), (64 << 10, 0x1234_0000)]
+        {
+            assert_eq!(read_entry(PRESENT | 1 << 61 | 0x1234, page, 0).unwrap(), address);
+        }
     }
 
     #[test]
