@@ -43,6 +43,10 @@ pub(crate) struct Args {
     #[arg(long, conflicts_with_all = ["only", "all"])]
     system: bool,
 
+    /// With Debian 13's kernel with pages of 16 KiB, instead of this distribution's with 4 KiB.
+    #[arg(long, requires = "system")]
+    large_pages: bool,
+
     /// Install missing Debian packages, as root. CI=true says the same.
     #[arg(long)]
     install_deps: bool,
@@ -67,7 +71,7 @@ pub(crate) fn run(args: &Args, root: &Path) -> Result<ExitCode, ToolError> {
     let install = args.install_deps || tool::is_true("CI");
     ensure(machine, install)?;
     if args.system {
-        return system::run(machine, root, install);
+        return system::run(machine, root, install, args.large_pages);
     }
     let begin = Instant::now();
     let suites = build(machine, &args.only, root)?;

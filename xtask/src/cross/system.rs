@@ -13,8 +13,11 @@ use crate::packages::{apt_install, has_program};
 use crate::tool::{self, ToolError, at};
 
 const QEMU: &str = "qemu-system-aarch64";
-/// The package depending on the newest kernel.
-const KERNEL: &str = "linux-image-arm64";
+/// The packages depending on the newest kernel, with usual pages and with large ones.
+const KERNELS: [&str; 2] = ["linux-image-arm64", "linux-image-arm64-16k"];
+/// Debian's first distribution with a kernel with large pages.
+const LARGE_PAGES: &str = "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] \
+                           http://deb.debian.org/debian trixie main\n";
 /// Longest run of the guest, seconds: an emulated processor is some 20 times slower.
 const LIMIT: &str = "900";
 /// Line of the guest after a demo that has passed.
@@ -29,6 +32,8 @@ busybox mkdir /dev/shm
 busybox mount -t tmpfs shm /dev/shm
 busybox mount -t tmpfs tmp /tmp
 busybox ip link set lo up
+# With large pages a packet takes much of a buffer of TCP's usual size, and TCP crawls.
+echo 4096 4194304 6291456 | busybox tee /proc/sys/net/ipv4/tcp_rmem >/proc/sys/net/ipv4/tcp_wmem
 busybox uname -srm
 busybox grep KernelPageSize /proc/self/smaps | busybox head -n 1
 smc demo --size 16M
@@ -40,7 +45,12 @@ busybox poweroff -f
 ///
 /// # Errors
 /// Packages are missing, the command does not build, or the guest does not start.
-pub(super) fn run(machine: Machine, root: &Path, install: bool) -> Result<ExitCode, ToolError> {
+pub(super) fn run(
+    machine: Machine,
+    root: &Path,
+    install: bool,
+    large_pages: bool,
+) -> Result<ExitCode, ToolError> {
     if machine != Machine::Aarch64 {
         let what = format!("--system knows no guest of {}", machine.name());
         return Err(ToolError::Answer { program: "xtask".to_owned(), what });
@@ -53,9 +63,15 @@ pub(super) fn run(machine: Machine, root: &Path, install: bool) -> Result<ExitCo
         apt_install(&packages)?;
     }
     let packages = cache::directory()?.join("arm64");
-    let image = unpack(&packages, KERNEL)?.join("boot");
+    let image = if large_pages {
+        let of_another = cache::directory()?.join("arm64-trixie");
+        unpack(&of_another, KERNELS[1], Some(LARGE_PAGES))?
+    } else {
+        unpack(&packages, KERNELS[0], None)?
+    };
+    let image = image.join("boot");
     let kernel = names(&image)?.into_iter().find(|path| starts_with(path, "vmlinuz-"));
-    let busybox = unpack(&packages, "busybox-static")?.join("bin/busybox");
+    let busybox = unpack(&packages, "busybox-static", None)?.join("bin/busybox");
     let mut cargo = machine.cargo(root)?;
     tool::succeed(cargo.args(["build", "-p", "smc-cli", "--bin", "smc"]))?;
     let built = root.join("target").join(machine.target()).join("debug");
@@ -95,9 +111,10 @@ fn tree(machine: Machine, built: &Path, busybox: &Path) -> Result<Tree, ToolErro
     Ok(tree)
 }
 
-/// The unpacked files of a Debian package of arm64, downloaded once into `place`. `KERNEL` has no
-/// files of its own: its dependency is unpacked.
-fn unpack(place: &Path, package: &str) -> Result<PathBuf, ToolError> {
+/// The unpacked files of a Debian package of arm64, downloaded once into `place`, from another distribution
+/// than this machine's with `source`. A package of `KERNELS` has no files of its own: its dependency is
+/// unpacked.
+fn unpack(place: &Path, package: &str, source: Option<&str>) -> Result<PathBuf, ToolError> {
     let unpacked = place.join(package);
     if unpacked.join("done").exists() {
         return Ok(unpacked);
@@ -108,6 +125,10 @@ fn unpack(place: &Path, package: &str) -> Result<PathBuf, ToolError> {
     }
     let status = place.join("state/status");
     fs::write(&status, "").map_err(at(&status))?;
+    let list = place.join("sources.list");
+    if let Some(source) = source {
+        fs::write(&list, source).map_err(at(&list))?;
+    }
     // The machine's own apt stays as it is: another architecture has lists and a cache of its own.
     let apt = |program: &str| {
         let mut apt = Command::new(program);
@@ -117,6 +138,10 @@ fn unpack(place: &Path, package: &str) -> Result<PathBuf, ToolError> {
             [("State", "state"), ("State::status", "state/status"), ("Cache", "cache")]
         {
             apt.arg("-o").arg(format!("Dir::{option}={}", place.join(path).display()));
+        }
+        if source.is_some() {
+            apt.arg("-o").arg(format!("Dir::Etc::sourcelist={}", list.display()));
+            apt.args(["-o", "Dir::Etc::sourceparts=/dev/null"]);
         }
         apt
     };
