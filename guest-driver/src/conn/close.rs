@@ -31,15 +31,20 @@ impl Tx {
     /// The application is about to close the connection. If this end was the first to end a direction,
     /// its TCP sends the first FIN: the other end can use its port again at once, as on TCP. Not while
     /// bytes may need TCP: the peer takes a FIN and the end of this process for the end of the data.
-    pub(super) fn end_tcp_first(&self, shared: &Shared) {
+    /// A stream used by no call any more ends with the FIN.
+    pub(super) fn end_tcp_first(&mut self, shared: &Shared) {
         if self.half.ends_first()
             && self.arrives_without_tcp(shared)
             && !self.half.records.closing
             && !self.half.has_left()
             && !shared.has_failed()
-            && let Some(tcp) = &*shared.tcp.stream()
         {
-            let _ = rustix::net::shutdown(tcp, rustix::net::Shutdown::Write);
+            if shared.tcp.is_discarded() {
+                self.restore_linger(shared);
+                drop(shared.tcp.take());
+            } else if let Some(tcp) = &*shared.tcp.stream() {
+                let _ = rustix::net::shutdown(tcp, rustix::net::Shutdown::Write);
+            }
         }
     }
 

@@ -261,9 +261,14 @@ impl<C: TcpHandler> WatchedTcp<C> {
         self.addresses_discarded.store(true, Ordering::Relaxed);
     }
 
+    /// Whether no call will ask for the addresses any more: the program has closed the connection.
+    pub(crate) fn is_discarded(&self) -> bool {
+        self.addresses_discarded.load(Ordering::Relaxed)
+    }
+
     /// Takes the stream, and keeps the addresses if a call may ask for them.
     pub(crate) fn take(&self) -> Option<HeldTcp> {
-        if !self.addresses_discarded.load(Ordering::Relaxed)
+        if !self.is_discarded()
             && let Ok(addresses) = self.addresses()
         {
             let _ = self.addresses.set(addresses);
