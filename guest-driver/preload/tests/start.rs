@@ -10,7 +10,7 @@ use std::os::unix::net::UnixListener;
 use std::os::unix::process::CommandExt;
 use std::time::Duration;
 
-use common::{Fabric, await_listener, eventually, free_port, my_role, role};
+use common::{Fabric, await_listener, free_port, my_role, role};
 
 /// Kilobytes of the first part of libc changed by the program: headers and the table of symbols.
 fn changed(smaps: &str) -> usize {
@@ -212,5 +212,5 @@ fn a_thread_is_traced_no_more_if_its_program_cannot_be_executed() {
     let loader = ism_sys::Loader::start().unwrap();
     assert_ne!(number(&tracer().to_string(), "PPid:"), std::process::id());
     loader.withdraw();
-    eventually(|| tracer() == 0);
+    common::eventually(|| tracer() == 0);
 }

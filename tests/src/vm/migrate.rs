@@ -32,7 +32,7 @@ pub struct Moved {
 /// A way for QEMU to migrate a guest.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Way {
-    /// QEMU's capabilities, among [`Way::CAPABILITIES`].
+    /// Capabilities of QEMU: `auto-converge`, `multifd`.
     pub capabilities: &'static [&'static str],
     /// The guest is paused meanwhile.
     pub paused: bool,

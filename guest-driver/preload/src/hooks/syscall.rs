@@ -6,8 +6,8 @@ use std::ffi::{c_int, c_ulong};
 use libc::{off64_t, socklen_t};
 
 use super::{
-    bytes, clone, descriptors, escapes, exec, files, filters, fork_and_exit, linux_aio,
-    locked_memory, readiness, rights, signals, sockets,
+    bytes, clone, descriptors, exec, files, filters, fork_and_exit, linux_aio, locked_memory,
+    readiness, rights, signals, sockets,
 };
 use crate::config;
 use crate::hooks::within::within;
@@ -151,7 +151,7 @@ fn by_vfork(number: i64, arguments: [usize; 6]) -> Option<i64> {
     if flags & BOTH != BOTH || stack != 0 || !clone::is_fork(flags & !BOTH) {
         return None;
     }
-    if !escapes::is_vfork_a_fork() {
+    if !super::escapes::is_vfork_a_fork() {
         return None;
     }
     if number != libc::SYS_clone3 {
