@@ -50,7 +50,7 @@ if [ "${1:-}" != boot ] && [ "${1:-}" != inside ]; then
             done
         fi
         cp "$packages"/{vhost-device-ism,smc}_*.deb tests/containers/common.sh \
-            tests/packages/services.sh docs/{start,observing}.md "$place/srv"
+            tests/packages/services.sh docs/{start,rollout}.md "$place/srv"
         status=0
         enter "$place" ./services.sh boot "$cgroup" || status=$?
         cat "$place/srv/log" || fail "systemd of $suite does not start"
