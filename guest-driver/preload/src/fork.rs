@@ -5,6 +5,7 @@
 //! connections of an earlier generation belong to an ancestor. This process neither uses nor closes
 //! them.
 
+use std::cell::Cell;
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 
@@ -84,6 +85,7 @@ pub(crate) fn in_child() {
     ism_sys::forget_numbers();
     ism_sys::forget_unnamed_threads();
     forget_unprepared();
+    forget_maker();
     GENERATION.fetch_add(1, Ordering::Relaxed);
     store_in_page();
     PID.store(raw::getpid(), Ordering::Relaxed);
@@ -121,6 +123,7 @@ fn forget_unprepared() {
 /// Lets this process continue the connections of its maker, with the maker's generation.
 pub(crate) fn as_keeper() {
     ism_sys::forget_numbers();
+    forget_maker();
     store_in_page();
     PID.store(raw::getpid(), Ordering::Relaxed);
 }
@@ -141,9 +144,44 @@ const RETIRED: c_int = -1;
 /// Whether the program may have a child with shared memory.
 static MAY_SHARE_MEMORY: AtomicBool = AtomicBool::new(false);
 
+thread_local! {
+    /// The process in which this thread has made a child with shared memory; 0: the thread has made none
+    /// since its last look. The child of vfork runs with the variables of the thread.
+    static MAKER: Cell<c_int> = const { Cell::new(0) };
+}
+
 /// Called before the program makes a child with shared memory.
 pub(crate) fn note_sharing_child() {
     MAY_SHARE_MEMORY.store(true, Ordering::SeqCst);
+    let _ = MAKER.try_with(|maker| maker.set(raw::getpid()));
+}
+
+/// Whether the calling thread is a child of vfork: the numbers of the table are the parent's, and other
+/// files here. A load, if the program has made no such child; one system call per child of the thread.
+#[inline]
+pub(crate) fn is_sharing_child() -> bool {
+    MAY_SHARE_MEMORY.load(Ordering::Relaxed) && is_other_than_maker()
+}
+
+#[cold]
+fn is_other_than_maker() -> bool {
+    let is_other = |maker: &Cell<c_int>| {
+        if maker.get() == 0 {
+            return false;
+        }
+        if maker.get() != raw::getpid() {
+            return has_own_page();
+        }
+        // The thread goes on when the child has executed a program or has ended.
+        maker.set(0);
+        false
+    };
+    MAKER.try_with(is_other).unwrap_or(false)
+}
+
+/// Lets this process use the table of its maker.
+fn forget_maker() {
+    let _ = MAKER.try_with(|maker| maker.set(0));
 }
 
 /// Whether the program may have a child with shared descriptors, and separate memory.

@@ -16,6 +16,7 @@ use std::net::{Shutdown, TcpListener, TcpStream};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use combinations::{
     accept_and_greet, connect, connect_and_greet, exchange_as_client, exchange_as_server,
@@ -378,6 +379,60 @@ fn vfork_and_a_program_on_a_connection_in_use() {
         for _ in 0..5 {
             expect_upper(connect_and_greet(port));
         }
+    }
+    in_all_combinations(server, client);
+}
+
+/// A number that a child and its parent use for different files.
+const NUMBER: RawFd = 700;
+/// Steps of the parent and its child of vfork, which share memory.
+static STEP: AtomicU32 = AtomicU32::new(0);
+
+fn await_step(step: u32) {
+    while STEP.load(Ordering::SeqCst) != step {
+        std::thread::yield_now();
+    }
+}
+
+fn read_in_child() -> libc::c_int {
+    STEP.store(1, Ordering::SeqCst);
+    await_step(2);
+    let mut byte = 0u8;
+    let n = unsafe { libc::read(NUMBER, (&raw mut byte).cast(), 1) };
+    libc::c_int::from(n != 1 || byte != 0)
+}
+
+#[inline(never)]
+fn read_by_vfork(file: RawFd) -> libc::pid_t {
+    unsafe {
+        let child = vfork();
+        if child == 0 {
+            libc::dup2(file, NUMBER);
+            libc::_exit(read_in_child());
+        }
+        child
+    }
+}
+
+#[test]
+fn a_child_of_vfork_reads_its_own_file_although_the_number_is_a_connection_of_its_parent() {
+    fn server(listener: TcpListener) {
+        let zeros = std::fs::File::open("/dev/zero").unwrap();
+        let accepts = std::thread::spawn(move || {
+            await_step(1);
+            let stream = accept_and_greet(&listener);
+            assert_eq!(unsafe { libc::dup2(stream.as_raw_fd(), NUMBER) }, NUMBER);
+            STEP.store(2, Ordering::SeqCst);
+            stream
+        });
+        c::wait(read_by_vfork(zeros.as_raw_fd()));
+        assert_eq!(unsafe { libc::close(NUMBER) }, 0);
+        (&accepts.join().unwrap()).write_all(b"fine").unwrap();
+    }
+    fn client(port: u16) {
+        let mut text = String::new();
+        connect_and_greet(port).read_to_string(&mut text).unwrap();
+        assert_eq!(text, "fine");
     }
     in_all_combinations(server, client);
 }

@@ -3,10 +3,11 @@
 
 use std::ffi::c_int;
 
+use crate::fork;
 use crate::socket::epoll_set::EpollSet;
 use crate::socket::stream::StreamSocket;
 use crate::sys::fork_lock::ForkLock;
-use crate::sys::table::{FdTable, FdTableRef};
+use crate::sys::table::{FdTable, FdTableRef, TableValue};
 
 /// An entry of the table.
 #[derive(Debug)]
@@ -27,6 +28,13 @@ pub(crate) static DESCRIPTORS: FdTable<Descriptor> = FdTable::new();
 /// a relay may replace: otherwise the relay could bring back a number just closed by the program. A
 /// process holds the lock during a fork.
 pub(crate) static NUMBERS: ForkLock = ForkLock::new();
+
+impl TableValue for Descriptor {
+    #[inline]
+    fn is_elsewhere() -> bool {
+        fork::is_sharing_child()
+    }
+}
 
 impl Descriptor {
     /// The stream socket, if the entry is one.

@@ -24,6 +24,12 @@ pub(crate) struct FdTable<T: 'static> {
     free: ForkMutex<FreeSlots<T>>,
 }
 
+/// A value of a table.
+pub(crate) trait TableValue {
+    /// Whether the caller is another process with this memory, whose numbers are other files.
+    fn is_elsewhere() -> bool;
+}
+
 /// The first of the unused slots; each has the address of the next one. An empty table is all zeros,
 /// and so takes no room in the file of the library.
 struct FreeSlots<T: 'static>(*mut Slot<T>);
@@ -171,31 +177,14 @@ fn take_reference<T>(slot: *mut Slot<T>) -> Option<FdTableRef<T>> {
     Some(found)
 }
 
-impl<T> FdTable<T> {
-    /// An empty table, for a static.
-    pub(crate) const fn new() -> FdTable<T> {
-        FdTable {
-            entries: [const { AtomicPtr::new(null_mut()) }; MAX_FDS],
-            end: AtomicI32::new(0),
-            free: ForkMutex::new(FreeSlots(null_mut())),
-        }
-    }
-
-    #[inline]
-    fn entry(&self, fd: c_int) -> Option<&AtomicPtr<Slot<T>>> {
-        self.entries.get(usize::try_from(fd).ok()?)
-    }
-
-    /// Whether a descriptor has an entry: one load.
-    #[inline]
-    pub(crate) fn has(&self, fd: c_int) -> bool {
-        self.entry(fd).is_some_and(|entry| !entry.load(Ordering::Relaxed).is_null())
-    }
-
-    /// The value of a descriptor.
+impl<T: TableValue> FdTable<T> {
+    /// The value of a descriptor. None in a process of [`TableValue::is_elsewhere`].
     #[inline]
     pub(crate) fn get(&self, fd: c_int) -> Option<FdTableRef<T>> {
-        let entry = self.entry(fd)?;
+        let entry = self.entry(fd).filter(|entry| !entry.load(Ordering::Relaxed).is_null())?;
+        if T::is_elsewhere() {
+            return None;
+        }
         loop {
             let slot = NonNull::new(entry.load(Ordering::Acquire))?;
             // SAFETY: slots are never freed.
@@ -217,6 +206,28 @@ impl<T> FdTable<T> {
             // Another thread closed the descriptor between the two loads: try again.
             std::hint::spin_loop();
         }
+    }
+}
+
+impl<T> FdTable<T> {
+    /// An empty table, for a static.
+    pub(crate) const fn new() -> FdTable<T> {
+        FdTable {
+            entries: [const { AtomicPtr::new(null_mut()) }; MAX_FDS],
+            end: AtomicI32::new(0),
+            free: ForkMutex::new(FreeSlots(null_mut())),
+        }
+    }
+
+    #[inline]
+    fn entry(&self, fd: c_int) -> Option<&AtomicPtr<Slot<T>>> {
+        self.entries.get(usize::try_from(fd).ok()?)
+    }
+
+    /// Whether a descriptor has an entry: one load.
+    #[inline]
+    pub(crate) fn has(&self, fd: c_int) -> bool {
+        self.entry(fd).is_some_and(|entry| !entry.load(Ordering::Relaxed).is_null())
     }
 
     /// Makes the entry of a descriptor. Removes an old entry.
