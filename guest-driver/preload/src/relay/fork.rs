@@ -223,9 +223,8 @@ fn settle(offers: Outstanding, is_taken: impl Fn(&RelayOffer) -> bool) {
 /// Starts relays for all connections offered to living children, because this process is about to end
 /// or to execute a program.
 pub(crate) fn settle_all() {
-    if OUTSTANDING.lock().is_empty() {
-        return;
-    }
+    // Held by a thread that ends offers of a child: each offer has a reference to its connection,
+    // maybe the last one, and its drop closes the connection.
     let _numbers = NUMBERS.lock();
     let all = std::mem::take(&mut *OUTSTANDING.lock());
     for offers in all {
