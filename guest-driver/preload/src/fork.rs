@@ -120,10 +120,12 @@ fn forget_unprepared() {
     UNPREPARED.iter().for_each(|slot| slot.store(0, Ordering::Relaxed));
 }
 
-/// Lets this process continue the connections of its maker, with the maker's generation.
+/// Lets this process continue the connections of its maker, with the maker's generation. The numbers of
+/// the table were the maker's.
 pub(crate) fn as_keeper() {
     ism_sys::forget_numbers();
-    forget_maker();
+    MAY_SHARE_MEMORY.store(true, Ordering::Relaxed);
+    let _ = MAKER.try_with(|maker| maker.set(RETIRED));
     store_in_page();
     PID.store(raw::getpid(), Ordering::Relaxed);
 }
@@ -146,7 +148,8 @@ static MAY_SHARE_MEMORY: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
     /// The process in which this thread has made a child with shared memory; 0: the thread has made none
-    /// since its last look. The child of vfork runs with the variables of the thread.
+    /// since its last look. The child of vfork runs with the variables of the thread. [`RETIRED`] in a
+    /// keeper.
     static MAKER: Cell<c_int> = const { Cell::new(0) };
 }
 
@@ -156,10 +159,11 @@ pub(crate) fn note_sharing_child() {
     let _ = MAKER.try_with(|maker| maker.set(raw::getpid()));
 }
 
-/// Whether the calling thread is a child of vfork: the numbers of the table are the parent's, and other
-/// files here. A load, if the program has made no such child; one system call per child of the thread.
+/// Whether the calling thread is a child of vfork, or a keeper: the numbers of the table are another
+/// process's, and other files here. A load, if the program has made no child of vfork; one system call
+/// per child of the thread.
 #[inline]
-pub(crate) fn is_sharing_child() -> bool {
+pub(crate) fn is_without_table() -> bool {
     MAY_SHARE_MEMORY.load(Ordering::Relaxed) && is_other_than_maker()
 }
 

@@ -7,7 +7,7 @@ use crate::fork;
 use crate::socket::epoll_set::EpollSet;
 use crate::socket::stream::StreamSocket;
 use crate::sys::fork_lock::ForkLock;
-use crate::sys::table::{FdTable, FdTableRef, TableValue};
+use crate::sys::table::{FdTable, FdTableRef, TableEntry};
 
 /// An entry of the table.
 #[derive(Debug)]
@@ -29,10 +29,10 @@ pub(crate) static DESCRIPTORS: FdTable<Descriptor> = FdTable::new();
 /// process holds the lock during a fork.
 pub(crate) static NUMBERS: ForkLock = ForkLock::new();
 
-impl TableValue for Descriptor {
+impl TableEntry for Descriptor {
     #[inline]
     fn is_elsewhere() -> bool {
-        fork::is_sharing_child()
+        fork::is_without_table()
     }
 }
 

@@ -25,7 +25,7 @@ pub(crate) struct FdTable<T: 'static> {
 }
 
 /// A value of a table.
-pub(crate) trait TableValue {
+pub(crate) trait TableEntry {
     /// Whether the caller is another process with this memory, whose numbers are other files.
     fn is_elsewhere() -> bool;
 }
@@ -177,14 +177,37 @@ fn take_reference<T>(slot: *mut Slot<T>) -> Option<FdTableRef<T>> {
     Some(found)
 }
 
-impl<T: TableValue> FdTable<T> {
-    /// The value of a descriptor. None in a process of [`TableValue::is_elsewhere`].
+impl<T: TableEntry> FdTable<T> {
+    /// An empty table, for a static.
+    pub(crate) const fn new() -> FdTable<T> {
+        FdTable {
+            entries: [const { AtomicPtr::new(null_mut()) }; MAX_FDS],
+            end: AtomicI32::new(0),
+            free: ForkMutex::new(FreeSlots(null_mut())),
+        }
+    }
+
+    /// The entry of a descriptor. None in a process of [`TableEntry::is_elsewhere`].
+    #[inline]
+    fn entry(&self, fd: c_int) -> Option<&AtomicPtr<Slot<T>>> {
+        let entry = self.entries.get(usize::try_from(fd).ok()?)?;
+        (!T::is_elsewhere()).then_some(entry)
+    }
+
+    /// Whether a descriptor has an entry: one load, if there is none.
+    #[inline]
+    pub(crate) fn has(&self, fd: c_int) -> bool {
+        let at = usize::try_from(fd).ok().and_then(|fd| self.entries.get(fd));
+        at.is_some_and(|entry| !entry.load(Ordering::Relaxed).is_null()) && !T::is_elsewhere()
+    }
+
+    /// The value of a descriptor.
     #[inline]
     pub(crate) fn get(&self, fd: c_int) -> Option<FdTableRef<T>> {
-        let entry = self.entry(fd).filter(|entry| !entry.load(Ordering::Relaxed).is_null())?;
-        if T::is_elsewhere() {
+        if !self.has(fd) {
             return None;
         }
+        let entry = self.entries.get(usize::try_from(fd).ok()?)?;
         loop {
             let slot = NonNull::new(entry.load(Ordering::Acquire))?;
             // SAFETY: slots are never freed.
@@ -206,28 +229,6 @@ impl<T: TableValue> FdTable<T> {
             // Another thread closed the descriptor between the two loads: try again.
             std::hint::spin_loop();
         }
-    }
-}
-
-impl<T> FdTable<T> {
-    /// An empty table, for a static.
-    pub(crate) const fn new() -> FdTable<T> {
-        FdTable {
-            entries: [const { AtomicPtr::new(null_mut()) }; MAX_FDS],
-            end: AtomicI32::new(0),
-            free: ForkMutex::new(FreeSlots(null_mut())),
-        }
-    }
-
-    #[inline]
-    fn entry(&self, fd: c_int) -> Option<&AtomicPtr<Slot<T>>> {
-        self.entries.get(usize::try_from(fd).ok()?)
-    }
-
-    /// Whether a descriptor has an entry: one load.
-    #[inline]
-    pub(crate) fn has(&self, fd: c_int) -> bool {
-        self.entry(fd).is_some_and(|entry| !entry.load(Ordering::Relaxed).is_null())
     }
 
     /// Makes the entry of a descriptor. Removes an old entry.
