@@ -91,31 +91,6 @@ fn a_server_goes_to_the_background() {
     in_all_combinations(server, patterns_client);
 }
 
-/// The first free numbers of a keeper were epoll sets of the program.
-#[test]
-fn a_process_with_epoll_sets_ends_before_its_child_executes_a_program() {
-    fn server(listener: TcpListener) {
-        let rest = accept_and_greet(&listener).read(&mut [0]);
-        assert_eq!(rest.unwrap(), 0);
-    }
-    fn client(port: u16) {
-        let process = c::fork(|| {
-            let _stream = connect_and_greet(port);
-            while unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) } < 16 {}
-            let (ours, theirs) = UnixStream::pair().unwrap();
-            c::fork(move || {
-                drop(ours);
-                // The parent has ended.
-                assert_eq!((&theirs).read(&mut [0]).unwrap(), 0);
-                execute(&["/bin/true"]);
-            });
-            unsafe { libc::_exit(0) };
-        });
-        c::wait(process);
-    }
-    in_all_combinations(server, client);
-}
-
 /// Bytes are on their way in both directions when the process ends.
 #[test]
 fn a_process_ends_in_the_middle_of_a_transfer() {

@@ -289,3 +289,32 @@ impl<T: TableEntry> FdTable<T> {
         self.end.load(Ordering::Relaxed) - 1
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::AtomicBool;
+
+    static IS_ELSEWHERE: AtomicBool = AtomicBool::new(false);
+    static TABLE: FdTable<u32> = FdTable::new();
+
+    impl TableEntry for u32 {
+        fn is_elsewhere() -> bool {
+            IS_ELSEWHERE.load(Ordering::Relaxed)
+        }
+    }
+
+    #[test]
+    fn another_process_finds_and_changes_no_entry() {
+        let here = TABLE.install(3, 1).unwrap();
+        IS_ELSEWHERE.store(true, Ordering::Relaxed);
+        assert!(!TABLE.has(3) && TABLE.get(3).is_none() && TABLE.remove(3).is_none());
+        assert!(TABLE.install(3, 2).is_none());
+        TABLE.share(&here, 4);
+        TABLE.remove_if(3, &here);
+        IS_ELSEWHERE.store(false, Ordering::Relaxed);
+        assert!(!TABLE.has(4));
+        assert_eq!(TABLE.get(3).as_deref(), Some(&1));
+        assert_eq!((here.handles(), here.refs()), (1, 2));
+    }
+}
