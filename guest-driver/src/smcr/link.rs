@@ -499,9 +499,9 @@ impl Link {
         if !self.waiting.any.load(Ordering::SeqCst) {
             return Vec::new();
         }
-        let waiting = std::mem::take(&mut *lock(&self.waiting.tokens));
+        // Before the tokens are taken: a later token counts as the first one, and is announced.
         self.stop_waiting();
-        waiting
+        std::mem::take(&mut *lock(&self.waiting.tokens))
     }
 
     /// Sends LLC messages left without room.
