@@ -14,12 +14,12 @@ const CHUNK_LEN: usize = 64 << 10;
 /// The most chunks of a process's queues: 128 MiB.
 const MAX_CHUNKS: usize = 2048;
 
-/// Number of chunks of the queues of this process.
+/// Number of chunks of the queues of this process. Relaxed: no other memory depends on the number.
 static CHUNKS: AtomicUsize = AtomicUsize::new(0);
 
 /// Called by the child of a fork: the chunks are its parent's.
 pub(crate) fn forget_chunks() {
-    CHUNKS.store(0, Ordering::SeqCst);
+    CHUNKS.store(0, Ordering::Relaxed);
 }
 
 /// A piece of memory, counted.
@@ -30,7 +30,7 @@ impl Chunk {
     /// `None`: the queues of this process have reached their limit of memory.
     fn new() -> Option<Chunk> {
         let one_more = |chunks| (chunks < MAX_CHUNKS).then_some(chunks + 1);
-        CHUNKS.fetch_update(Ordering::SeqCst, Ordering::SeqCst, one_more).ok()?;
+        CHUNKS.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more).ok()?;
         Some(Chunk(Vec::with_capacity(CHUNK_LEN)))
     }
 
@@ -42,7 +42,7 @@ impl Chunk {
 impl Drop for Chunk {
     fn drop(&mut self) {
         let one_less = |chunks: usize| chunks.checked_sub(1);
-        let _ = CHUNKS.fetch_update(Ordering::SeqCst, Ordering::SeqCst, one_less);
+        let _ = CHUNKS.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less);
     }
 }
 

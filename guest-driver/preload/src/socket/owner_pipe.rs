@@ -21,7 +21,7 @@ static OWNER: AtomicI32 = AtomicI32::new(-1);
 pub(crate) fn set(owner: OwnedFd) {
     let owner = owner.into_raw_fd();
     own_numbers::enter(owner);
-    own_numbers::close(OWNER.swap(owner, Ordering::SeqCst));
+    own_numbers::close(OWNER.swap(owner, Ordering::AcqRel));
 }
 
 /// How long a child waits for its owner.
@@ -35,7 +35,7 @@ const ANSWER: Duration = Duration::from_secs(2);
 /// Returns when the owner uses the relay itself: what this process writes from now on must not be
 /// passed by what the owner writes after it has heard of that.
 pub(crate) fn request(socket: &StreamSocket) {
-    let owner: c_int = OWNER.load(Ordering::SeqCst);
+    let owner: c_int = OWNER.load(Ordering::Acquire);
     if !own_numbers::contains(owner) || !socket.relayed.request_owner_once() {
         return;
     }
