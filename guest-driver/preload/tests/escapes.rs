@@ -383,9 +383,9 @@ fn vfork_and_a_program_on_a_connection_in_use() {
     in_all_combinations(server, client);
 }
 
-/// A number that a child and its parent use for different files.
+/// A number of different files in a child and its parent.
 const NUMBER: RawFd = 700;
-/// Steps of the parent and its child of vfork, which share memory.
+/// Steps of the parent and its child of vfork, with one memory.
 static STEP: AtomicU32 = AtomicU32::new(0);
 
 fn await_step(step: u32) {
