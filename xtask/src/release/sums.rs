@@ -3,7 +3,7 @@
 
 use std::fmt::Write as _;
 use std::fs::{self, File};
-use std::io;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -20,7 +20,15 @@ const SUMS: &str = "SHA256SUMS";
 pub(super) fn hash(path: &Path) -> Result<(String, u64), ToolError> {
     let mut file = File::open(path).map_err(at(path))?;
     let mut hash = Sha256::new();
-    let len = io::copy(&mut file, &mut hash).map_err(at(path))?;
+    let (mut buffer, mut len) = (vec![0; 1 << 16], 0);
+    loop {
+        let got = file.read(&mut buffer).map_err(at(path))?;
+        if got == 0 {
+            break;
+        }
+        hash.update(&buffer[..got]);
+        len += got as u64;
+    }
     let mut text = String::new();
     for byte in hash.finalize() {
         let _ = write!(text, "{byte:02x}");

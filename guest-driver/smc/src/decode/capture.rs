@@ -340,11 +340,23 @@ fn array<const N: usize>(reader: &mut impl Read) -> io::Result<[u8; N]> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use pcap_file::pcapng::blocks::enhanced_packet::EnhancedPacketBlock;
-    use pcap_file::pcapng::blocks::interface_description::InterfaceDescriptionBlock;
-    use pcap_file::pcapng::{PcapNgBlock, PcapNgWriter};
-    use std::borrow::Cow;
-    use std::time::Duration;
+    use crate::decode::hex;
+
+    // Two packets, "one" and "three": as text2pcap 4.0.17 of Wireshark writes them, on Ethernet,
+    const PCAP: &str = "\
+        d4c3b2a10200040000000000000000000000040001000000c8ac0d6b0100000003000000030000006f6e65c8ac0d6b02 \
+        00000005000000050000007468726565";
+    // and as editcap makes pcapng of another file, on "Linux cooked" (113).
+    const PCAPNG: &str = "\
+        0a0d0d0a6c0000004d3c2b1a01000000ffffffffffffffff0400450045646974636170202857697265736861726b2920 \
+        342e302e313720284769742076342e302e3137207061636b6167656420617320342e302e31372d302b64656231327533 \
+        29000000000000006c000000010000001400000071000000000004001400000006000000240000000000000081610600 \
+        c1c7876b03000000030000006f6e65002400000006000000280000000000000081610600c2c7876b0500000005000000 \
+        746872656500000028000000";
+
+    fn bytes(file: &str) -> Vec<u8> {
+        hex::parse(file).unwrap()
+    }
 
     fn frames(file: &[u8]) -> (Vec<Frame>, Option<CaptureError>) {
         let mut capture = match Capture::new(file) {
@@ -361,35 +373,9 @@ mod tests {
         }
     }
 
-    fn pcap(packets: &[&[u8]]) -> Vec<u8> {
-        let mut writer = pcap_file::pcap::PcapWriter::new(Vec::new()).unwrap();
-        for data in packets {
-            let packet = pcap_file::pcap::PcapPacket::new(Duration::ZERO, data.len() as u32, data);
-            writer.write_packet(&packet).unwrap();
-        }
-        writer.into_writer()
-    }
-
-    fn pcapng(packets: &[&[u8]]) -> Vec<u8> {
-        let mut writer = PcapNgWriter::new(Vec::new()).unwrap();
-        let interface = InterfaceDescriptionBlock::new(pcap_file::DataLink::LINUX_SLL, 0);
-        writer.write_block(&interface.into_block()).unwrap();
-        for data in packets {
-            let packet = EnhancedPacketBlock {
-                interface_id: 0,
-                timestamp: Duration::ZERO,
-                original_len: data.len() as u32,
-                data: Cow::Borrowed(data),
-                options: vec![],
-            };
-            writer.write_block(&packet.into_block()).unwrap();
-        }
-        writer.into_inner()
-    }
-
     #[test]
     fn reads_what_another_program_wrote() {
-        for (file, link) in [(pcap(&[b"one", b"three"]), 1), (pcapng(&[b"one", b"three"]), 113)] {
+        for (file, link) in [(bytes(PCAP), 1), (bytes(PCAPNG), 113)] {
             assert!(is_capture(&file));
             let (frames, error) = frames(&file);
             assert!(error.is_none(), "{error:?}");
@@ -400,7 +386,7 @@ mod tests {
 
     #[test]
     fn gives_the_frames_before_the_place_where_a_file_is_cut() {
-        for file in [pcap(&[b"one", b"three"]), pcapng(&[b"one", b"three"])] {
+        for file in [bytes(PCAP), bytes(PCAPNG)] {
             let (frames, error) = frames(&file[..file.len() - 1]);
             assert_eq!(frames.len(), 1);
             assert!(matches!(error, Some(CaptureError::Read { frame: 1, .. })), "{error:?}");
@@ -409,7 +395,7 @@ mod tests {
 
     #[test]
     fn refuses_a_record_longer_than_any_frame() {
-        let mut file = pcap(&[b"one"]);
+        let mut file = bytes(PCAP);
         file[24 + 8..24 + 12].copy_from_slice(&0x7fff_ffffu32.to_be_bytes());
         let mut little = file.clone();
         little[24 + 8..24 + 12].copy_from_slice(&0x7fff_ffffu32.to_le_bytes());
@@ -421,7 +407,7 @@ mod tests {
 
     #[test]
     fn refuses_blocks_with_contradicting_lengths_and_unknown_interfaces() {
-        let good = pcapng(&[b"one"]);
+        let good = bytes(PCAPNG);
         let mut trailer = good.clone();
         let end = trailer.len() - 4;
         trailer[end] ^= 4;
@@ -429,8 +415,8 @@ mod tests {
         assert!(matches!(frames(&trailer).1, Some(CaptureError::BadBlock { .. })));
 
         let mut interface = good.clone();
-        // Section header 28 bytes, interface 20, packet header 8: its interface number.
-        interface[28 + 20 + 8..28 + 20 + 12].copy_from_slice(&[1; 4]);
+        // Section header 108 bytes, interface 20, packet header 8: its interface number.
+        interface[108 + 20 + 8..108 + 20 + 12].copy_from_slice(&[1; 4]);
         let error = frames(&interface).1;
         assert!(matches!(error, Some(CaptureError::NoInterface { .. })), "{error:?}");
     }

@@ -278,6 +278,18 @@ pub(super) mod build {
         bytes
     }
 
+    /// A file of big-endian pcap with these frames of Ethernet.
+    pub(in super::super) fn pcap<const N: usize>(frames: [Vec<u8>; N]) -> Vec<u8> {
+        let mut file: Vec<u8> =
+            [0xa1b2_c3d4_u32, 0x0002_0004, 0, 0, 0xffff, 1].map(u32::to_be_bytes).concat();
+        for frame in frames {
+            let length = (frame.len() as u32).to_be_bytes();
+            file.extend([[0; 4], [0; 4], length, length].concat());
+            file.extend(frame);
+        }
+        file
+    }
+
     /// In front of an IP packet: addresses and type.
     pub(in super::super) fn ethernet(ip: &[u8]) -> Vec<u8> {
         [&[0x52, 0x54, 0, 0, 0, 2, 0x52, 0x54, 0, 0, 0, 1, 8, 0][..], ip].concat()

@@ -3,7 +3,6 @@
 
 use super::packet::build;
 use super::*;
-use std::time::Duration;
 
 const DECLINE: &str = "e2d4c3d9 04002c20 0000000000000000 03030008 20000000 \
                        00000000000000000000000000000000 e2d4c3d9";
@@ -127,12 +126,7 @@ fn capture() -> Vec<u8> {
         build::tcp((3, 1), (4, 2), 5, ACK, &[], b"GET / HTTP/1.0"),
         build::tcp(CLIENT, SERVER, 100, ACK, &[], &proposal_start),
     ];
-    let mut writer = pcap_file::pcap::PcapWriter::new(Vec::new()).unwrap();
-    for frame in frames.map(|frame| build::ethernet(&frame)) {
-        let packet = pcap_file::pcap::PcapPacket::new(Duration::ZERO, frame.len() as u32, &frame);
-        writer.write_packet(&packet).unwrap();
-    }
-    writer.into_writer()
+    build::pcap(frames.map(|frame| build::ethernet(&frame)))
 }
 
 #[test]

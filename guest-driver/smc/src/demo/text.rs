@@ -68,7 +68,7 @@ fn buffer(message: &SmcdV2) -> String {
 /// The comparison.
 pub(super) fn table(bytes: u64, smc: &Summary, tcp: &Summary) -> String {
     let mut table = Table::new();
-    table.load_preset(presets::UTF8_BORDERS_ONLY);
+    table.load_style(presets::UTF8_BORDERS_ONLY);
     let right = |text: String| Cell::new(text).set_alignment(CellAlignment::Right);
     let header = ["SMC-D", "TCP", ""].map(|text| right(text.into()));
     table.set_header(std::iter::once(Cell::new("")).chain(header));

@@ -280,7 +280,7 @@ pub(super) fn print_memory_json(memory: Option<&Memory>) -> Result<(), CliError>
 
 pub(super) fn table(header: &[&str]) -> Table {
     let mut table = Table::new();
-    table.load_preset(presets::UTF8_FULL_CONDENSED);
+    table.load_style(presets::UTF8_FULL_CONDENSED);
     table.set_header(header.iter().map(Cell::new));
     table.set_content_arrangement(output::arrangement());
     table

@@ -49,7 +49,7 @@ impl Table {
 
     fn boxed(&self) -> String {
         let mut table = comfy_table::Table::new();
-        table.load_preset(presets::UTF8_BORDERS_ONLY);
+        table.load_style(presets::UTF8_BORDERS_ONLY);
         for (number, line) in self.lines.iter().enumerate() {
             let cells = line.iter().enumerate().map(|(at, cell)| {
                 let side = if at == 0 { CellAlignment::Left } else { CellAlignment::Right };
