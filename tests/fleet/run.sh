@@ -127,13 +127,15 @@ asks_nginx() {
         -o "$scratch/$1/got"
     cmp "$scratch/page" "$scratch/$1/got"
 }
-# One connection for the day: each answer is the next number.
+# One connection for the day: each answer is the next number. A client that waited for its device says so
+# beside them.
 counts() {
     until [ -e "$scratch/over" ]; do
         echo incr count
         sleep 0.1
     done | tee "$scratch/$1/asked" |
-        on "$1" "$scratch/older/smc" run --peer '*' redis-cli >"$scratch/$1/counts" 2>&1
+        on "$1" "$scratch/older/smc" run --peer '*' redis-cli \
+            >"$scratch/$1/counts" 2>"$scratch/$1/counts.errors"
 }
 no_error() { [ ! -e "$scratch/failed" ] || fail "$(cat "$scratch/failed")"; }
 
@@ -163,7 +165,12 @@ ends() {
 # servers: connections of all servers that became SMC, and those that became TCP.
 servers() {
     local host
-    for host in $hosts; do on "$host" "$scratch/newer/smc" stat metrics; done | awk '
+    for host in $hosts; do
+        # A busy machine may keep a process from answering: its connections would be missing here.
+        wait_for eval 'on "$host" "$scratch/newer/smc" stat metrics >"$scratch/$host/metrics" &&
+            ! grep -E "timed out|no time for" "$scratch/$host/metrics"'
+        cat "$scratch/$host/metrics"
+    done | awk '
         /^smc_handshakes_total/ && /program="(redis-server|nginx)"/ { count[/kind="SMC-D"/] += $NF }
         END { print count[1] + 0, count[0] + 0 }'
 }
@@ -266,9 +273,9 @@ after_rounds 1
 
 : >"$scratch/over"
 for host in $hosts; do
-    wait "${counting[$host]}" || fail "host $host: $(tail -n 3 "$scratch/$host/counts")"
+    wait "${counting[$host]}" || fail "host $host: $(tail -n 3 "$scratch/$host"/counts*)"
     seq "$(wc -l <"$scratch/$host/asked")" | cmp - "$scratch/$host/counts" ||
-        fail "host $host counts wrongly"
+        fail "host $host counts wrongly: $(head -n 3 "$scratch/$host"/counts*)"
 done
 no_error
 runs=$(awk '{ runs += $1 } END { print runs }' "$scratch"/*/*.rounds)

@@ -28,15 +28,19 @@ if [ "${1:-}" != inside ]; then
     # The whole workspace is selected so that this shares the artifacts of `cargo test --workspace`.
     [ -n "${SMC_BUILD:-}" ] || cargo build -q --workspace --lib --bin smc --bin vhost-device-ism
     scratch=$(mktemp -d)
-    trap 'rm -rf "$scratch"' EXIT
+    host=''
+    # All processes of the host end with its first one.
+    trap '[ -z "$host" ] || kill -KILL "$host" 2>/dev/null || true; wait; rm -rf "$scratch"' EXIT
     mkdir "$scratch"/{older,newer,installed}
     for version in older newer; do
         cp "${!version}"/{smc,vhost-device-ism,libsmc_preload.so} "$scratch/$version"
     done
     cp tests/containers/common.sh "$scratch"
     head -c 2000000 /dev/urandom >"$scratch/page"
-    # All its processes end with the first one.
-    unshare --net --mount --pid --fork --kill-child --mount-proc -- "$0" inside "$scratch"
+    unshare --net --mount --pid --fork --kill-child --mount-proc -- "$0" inside "$scratch" &
+    host=$!
+    wait "$host"
+    host=''
     exit
 fi
 
