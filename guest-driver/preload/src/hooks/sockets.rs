@@ -406,7 +406,9 @@ pub(super) unsafe extern "C-unwind" fn setsockopt(
 ) -> c_int {
     if !interrupt::is_inside() {
         // The library sets options by libc, too.
-        within(|| inherited_options::note(fd, level, name));
+        // SAFETY: the program's value.
+        let is_on = || unsafe { asks_for(level, name, value, len) };
+        within(|| inherited_options::note(fd, level, name, is_on));
     }
     // SAFETY: the program's arguments.
     within(|| unsafe { set_option(fd, level, name, value, len) })

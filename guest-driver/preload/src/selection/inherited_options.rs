@@ -28,8 +28,9 @@ const SOCK_SNDBUF_LOCK: c_int = 1;
 const SOCK_RCVBUF_LOCK: c_int = 2;
 
 /// Stores that the program sets an option of a socket. The library's own sockets are Unix sockets.
-pub(crate) fn note(fd: c_int, level: c_int, name: c_int) {
-    options::note(level, name);
+/// `is_on`: whether the value switches the option on.
+pub(crate) fn note(fd: c_int, level: c_int, name: c_int, is_on: impl Fn() -> bool) {
+    options::note(level, name, is_on);
     match name {
         libc::TCP_QUICKACK if level == libc::IPPROTO_TCP => QUICKACK.store(true, Ordering::Relaxed),
         libc::TCP_NOTSENT_LOWAT if level == libc::IPPROTO_TCP => {
@@ -47,7 +48,7 @@ pub(crate) fn note(fd: c_int, level: c_int, name: c_int) {
         | libc::SO_RCVBUF
         | libc::SO_RCVBUFFORCE
         | libc::SO_OOBINLINE
-            if is_tcp(fd) =>
+            if !may_be_set() && is_tcp(fd) =>
         {
             OTHERS.store(true, Ordering::Relaxed);
         }

@@ -291,11 +291,11 @@ pub(crate) fn is_on(level: c_int, name: c_int, value: c_int) -> bool {
     }
 }
 
-/// Notes that a listener may have an option of [`INHERITED`]: the program has set one, or a socket
-/// comes from another program.
-pub(crate) fn note(level: c_int, name: c_int) {
+/// Notes that a listener may have an option of [`INHERITED`]: the program has set one. `is_on`: not to
+/// the value of a new socket, as some programs do with each option of theirs.
+pub(crate) fn note(level: c_int, name: c_int, is_on: impl Fn() -> bool) {
     let is_of_socket = level == libc::SOL_SOCKET && kind(level, name) == TcpOnly;
-    if is_of_socket || INHERITED.contains(&(level, name)) {
+    if (is_of_socket || INHERITED.contains(&(level, name))) && is_on() {
         note_any();
     }
 }
@@ -355,6 +355,15 @@ mod tests {
         documented.sort();
         rows.sort();
         assert_eq!(documented, rows);
+    }
+
+    #[test]
+    fn only_an_option_switched_on_may_be_inherited() {
+        let may_be_inherited = |is_on: bool| {
+            note(libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, || is_on);
+            MAY_BE_INHERITED.load(Ordering::Relaxed)
+        };
+        assert_eq!([false, true, false].map(may_be_inherited), [false, true, true]);
     }
 
     #[test]
