@@ -206,6 +206,15 @@ impl Carrier {
         }
     }
 
+    /// Whether the peer had to be woken for the last bytes. `None`: there were none since the last
+    /// call, or this is not known.
+    pub(super) fn found_asleep(&self) -> Option<bool> {
+        match self {
+            Carrier::D(pair) => pair.theirs.dmb().found_asleep(),
+            Carrier::R(_) => None,
+        }
+    }
+
     /// Has the path to the peer tested after a silence of this duration. Does nothing for SMC-D,
     /// because the device reports a lost peer.
     pub(super) fn test(&self, silence: Duration) {

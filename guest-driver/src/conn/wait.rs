@@ -79,7 +79,11 @@ impl Shared {
                 };
                 (self.waiting.spin.until_polled(poll), self.waiting.spin.spins_polled())
             }
-            false => (self.waiting.spin.until(&mut done), self.waiting.spin.learns()),
+            false => {
+                let spin = &self.waiting.spin;
+                let peer = || self.carrier().found_asleep();
+                (spin.until_answered(peer, &mut done), spin.learns())
+            }
         };
         if spun {
             return Ok(());

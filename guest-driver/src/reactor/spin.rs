@@ -54,6 +54,12 @@ static CONTENTION: Contention = Contention::new(PAUSE);
 /// won. So the wait after it is a *trial* with the full budget. Only if the trial succeeds, the
 /// budget is full again. Otherwise probe rounds become rarer.
 ///
+/// The answer of a peer that had to be woken takes a wake-up at least, and the kernel may have put the
+/// woken thread behind the spinning one. So a wait after such a message spins only if it is a probe
+/// round. The round pays if the peer is awake at the next message: the wait after that is a trial.
+/// After an own sleep there is no trial: the kernel may have taken the processor from the peer for this
+/// thread, and then a peer that does not sleep does not run either.
+///
 /// Budgets and probe rounds concern the other end. If another program wants the processor, spinning
 /// takes time from the awaited threads, even if successful. So after a spinning thread was preempted,
 /// no thread of the process spins for a while.
@@ -62,8 +68,12 @@ pub(crate) struct Spin {
     max_us: u32,
     contention: &'static Contention,
     budget_us: AtomicU32,
-    /// The last wait was a successful probe round.
+    /// The next wait is a trial.
     trial: AtomicBool,
+    /// The peer had to be woken for the last message.
+    asleep: AtomicBool,
+    /// The last wait has slept.
+    slept: AtomicBool,
     /// Duration of the last wait with a sleep, microseconds.
     slept_us: AtomicU32,
     /// Waits of [`Spin::until_polled`] since its first check found something.
@@ -113,7 +123,7 @@ impl Spin {
         if self.max_us == 0 || self.contention.is_paused(|| now) {
             return None;
         }
-        let round = self.next_round();
+        let round = self.next_round(false)?;
         let (Round::Usual(limit) | Round::Probe(limit) | Round::Trial(limit)) = round;
         Some(SpinWait { round, start: now, limit: Duration::from_micros(u64::from(limit)) })
     }
@@ -144,20 +154,66 @@ impl Spin {
 
     fn with(max_us: u32, budget_us: u32, probes: Arc<Probes>, parent: Option<Arc<Spin>>) -> Spin {
         let budget_us = AtomicU32::new(budget_us);
-        let (trial, slept_us, misses) = Default::default();
+        let (trial, asleep, slept, slept_us, misses) = Default::default();
         let contention = parent.as_ref().map_or(&CONTENTION, |parent| parent.contention);
-        Spin { max_us, contention, budget_us, trial, slept_us, misses, probes, parent }
+        Spin {
+            max_us,
+            contention,
+            budget_us,
+            trial,
+            asleep,
+            slept,
+            slept_us,
+            misses,
+            probes,
+            parent,
+        }
     }
 
     /// Spins until `changed` returns `true`. `false`: the budget ran out.
     pub(crate) fn until(&self, mut changed: impl FnMut() -> bool) -> bool {
-        changed() || (self.max_us != 0 && self.within(CHECKS, changed))
+        changed() || (self.max_us != 0 && self.within(CHECKS, false, changed))
+    }
+
+    /// Like [`Spin::until`], for an answer. `found_asleep`: whether the peer had to be woken for the
+    /// last message, if there was one since the wait before.
+    pub(crate) fn until_answered(
+        &self,
+        found_asleep: impl FnOnce() -> Option<bool>,
+        mut changed: impl FnMut() -> bool,
+    ) -> bool {
+        changed()
+            || (self.max_us != 0 && {
+                let asleep = self.note_peer(found_asleep());
+                self.within(CHECKS, asleep, changed)
+            })
+    }
+
+    /// Notes the state of the peer at the last message. `true`: the peer had to be woken.
+    fn note_peer(&self, asleep: Option<bool>) -> bool {
+        let slept = self.slept.load(Ordering::Relaxed);
+        if slept {
+            self.slept.store(false, Ordering::Relaxed);
+        }
+        let Some(asleep) = asleep else { return false };
+        if self.asleep.load(Ordering::Relaxed) != asleep {
+            self.asleep.store(asleep, Ordering::Relaxed);
+            if !asleep && !slept {
+                self.trial.store(true, Ordering::Relaxed);
+            }
+        }
+        // The last probe round found an answer, and the peer has slept again all the same.
+        if asleep && self.trial.load(Ordering::Relaxed) {
+            self.trial.store(false, Ordering::Relaxed);
+            self.probes.make_rarer();
+        }
+        asleep
     }
 
     /// Like [`Spin::until`], for checks as expensive as a system call. The very first check is useless
     /// then, so there may be none.
     pub(crate) fn until_asked(&self, changed: impl FnMut() -> bool) -> bool {
-        self.max_us != 0 && self.within(1, changed)
+        self.max_us != 0 && self.within(1, false, changed)
     }
 
     /// Like [`Spin::until_asked`], where a check finds only entries of a software adapter.
@@ -172,7 +228,7 @@ impl Spin {
             return true;
         }
         self.misses.store(misses.wrapping_add(1), Ordering::Relaxed);
-        self.spins_polled() && self.within(1, changed)
+        self.spins_polled() && self.within(1, false, changed)
     }
 
     /// Whether [`Spin::until_polled`] checks more than once.
@@ -181,19 +237,19 @@ impl Spin {
     }
 
     /// Spins, with this many checks between two reads of the clock.
-    fn within(&self, checks: u32, changed: impl FnMut() -> bool) -> bool {
+    fn within(&self, checks: u32, asleep: bool, changed: impl FnMut() -> bool) -> bool {
         let _counted = Spinning::start();
         // One processor is left to threads with other work.
-        SPINNERS.load(Ordering::Relaxed) < processors().max(2) && self.spin(checks, changed)
+        SPINNERS.load(Ordering::Relaxed) < processors().max(2) && self.spin(checks, asleep, changed)
     }
 
     /// Spins, even if many threads do.
     #[inline]
-    fn spin(&self, checks: u32, mut changed: impl FnMut() -> bool) -> bool {
+    fn spin(&self, checks: u32, asleep: bool, mut changed: impl FnMut() -> bool) -> bool {
         if self.contention.is_paused(Instant::now) {
             return false;
         }
-        let round = self.next_round();
+        let Some(round) = self.next_round(asleep) else { return false };
         let (Round::Usual(limit) | Round::Probe(limit) | Round::Trial(limit)) = round;
         if checks == 1 && limit <= self.least() {
             // One check takes as long as the budget, and did not pay lately.
@@ -236,21 +292,22 @@ impl Spin {
     /// Notes the duration of a wait with a sleep.
     pub(crate) fn note_sleep(&self, wait: Duration) {
         let wait = u32::try_from(wait.as_micros()).unwrap_or(u32::MAX);
+        self.slept.store(true, Ordering::Relaxed);
         self.slept_us.store(wait, Ordering::Relaxed);
     }
 
-    /// The kind of spinning for the next wait.
-    fn next_round(&self) -> Round {
+    /// The kind of spinning for the next wait. `asleep`: the peer had to be woken for the last message.
+    fn next_round(&self, asleep: bool) -> Option<Round> {
         let budget = self.budget_us.load(Ordering::Relaxed);
-        if budget >= self.max_us {
-            Round::Usual(budget)
+        if asleep {
+            self.probes.is_due().then(|| Round::Probe(self.probe_us()))
         } else if self.trial.load(Ordering::Relaxed) {
             self.trial.store(false, Ordering::Relaxed);
-            Round::Trial(self.max_us)
-        } else if self.probes.is_due() {
-            Round::Probe(self.probe_us())
+            Some(Round::Trial(self.max_us))
+        } else if budget < self.max_us && self.probes.is_due() {
+            Some(Round::Probe(self.probe_us()))
         } else {
-            Round::Usual(budget)
+            Some(Round::Usual(budget))
         }
     }
 
@@ -410,14 +467,22 @@ mod tests {
 
     /// A wait whose message comes after this time, microseconds. Returns the kind of spinning.
     fn wait(spin: &Spin, comes_after: u32) -> Round {
-        let round = spin.next_round();
-        let (Round::Usual(limit) | Round::Probe(limit) | Round::Trial(limit)) = round;
-        if comes_after < limit {
-            spin.succeeded(round);
-        } else {
+        wait_for_answer(spin, None, comes_after).unwrap()
+    }
+
+    /// The same after a message to a peer in this state. `None`: the wait does not spin.
+    fn wait_for_answer(spin: &Spin, asleep: Option<bool>, comes_after: u32) -> Option<Round> {
+        let asleep = spin.note_peer(asleep);
+        let round = spin.next_round(asleep);
+        if let Some(round) = round {
+            let (Round::Usual(limit) | Round::Probe(limit) | Round::Trial(limit)) = round;
+            if comes_after < limit {
+                spin.succeeded(round);
+                return Some(round);
+            }
             spin.failed(round);
-            spin.note_sleep(Duration::from_micros(comes_after.into()));
         }
+        spin.note_sleep(Duration::from_micros(comes_after.into()));
         round
     }
 
@@ -429,11 +494,11 @@ mod tests {
     fn a_failed_spin_halves_the_budget_and_a_good_one_doubles_it() {
         let spin = spin();
         // Other tests spin at the same time.
-        assert!(!spin.spin(CHECKS, || false));
-        assert!(!spin.spin(CHECKS, || false));
+        assert!(!spin.spin(CHECKS, false, || false));
+        assert!(!spin.spin(CHECKS, false, || false));
         assert_eq!(budget(&spin), MAX / 4);
         let mut checks = 0;
-        assert!(spin.spin(CHECKS, || {
+        assert!(spin.spin(CHECKS, false, || {
             checks += 1;
             checks > 3
         }));
@@ -453,7 +518,7 @@ mod tests {
         static PAUSES: Contention = Contention::new(Duration::from_secs(3600));
         let spin = Spin { contention: &PAUSES, ..spin() };
         let mut checks = 0;
-        assert!(!spin.spin(CHECKS, || {
+        assert!(!spin.spin(CHECKS, false, || {
             checks += 1;
             if checks == CHECKS {
                 std::thread::sleep(2 * PREEMPTED);
@@ -462,7 +527,7 @@ mod tests {
         }));
         let learnt = budget(&spin);
         let later = Spin::of(&Arc::new(spin));
-        assert!(!later.spin(CHECKS, || panic!("it spins")));
+        assert!(!later.spin(CHECKS, false, || panic!("it spins")));
         assert!(!later.until(|| false));
         assert!(later.until(|| true), "a first check costs nothing");
         assert_eq!(budget(&later), learnt, "a pause says nothing about the other end");
@@ -510,6 +575,53 @@ mod tests {
         assert!(rounds(500) <= 12);
         assert!(rounds(10 * PROBE_SELDOM) <= 2 * 11);
         assert_eq!(budget(&spin), 1);
+    }
+
+    #[test]
+    fn the_answer_of_a_peer_that_had_to_be_woken_is_not_worth_a_spin() {
+        let spin = spin();
+        let rounds = |waits: u32| {
+            let rounds = (0..waits).filter_map(|_| wait_for_answer(&spin, Some(true), 8));
+            assert!(rounds.clone().all(|round| round == Round::Probe(MAX)));
+            rounds.count()
+        };
+        // Each probe round finds the answer, and the peer sleeps again before the next message.
+        assert!(rounds(500) <= 6);
+        assert!(rounds(10 * PROBE_SELDOM) <= 11);
+        assert_eq!(budget(&spin), MAX, "nothing is known about a peer that is awake");
+        // Not an answer: as usual, and what the probe round promised is forgotten.
+        assert_eq!(wait(&spin, 1000), Round::Usual(MAX));
+    }
+
+    #[test]
+    fn a_peer_that_does_not_sleep_is_no_reason_for_a_trial_after_an_own_sleep() {
+        let spin = spin();
+        // The message preempted its sender, which then finds the answer without a sleep.
+        let rounds: Vec<_> = [true, false]
+            .repeat(100)
+            .into_iter()
+            .filter_map(|asleep| wait_for_answer(&spin, Some(asleep), 1000))
+            .collect();
+        assert!(rounds.iter().all(|round| !matches!(round, Round::Trial(_))), "{rounds:?}");
+        assert_eq!(budget(&spin), 1);
+    }
+
+    #[test]
+    fn both_ends_are_in_step_after_one_probe_round_of_either() {
+        let ends = [spin(), spin()];
+        let mut asleep = [true, true];
+        let mut last = Vec::new();
+        for number in 0..2 * PROBE_EVERY as usize + 4 {
+            let (own, other) = (number % 2, 1 - number % 2);
+            // The other end takes the message, and answers after 5 us; awake it needs no wake-up.
+            let comes_after = if asleep[other] { 20 } else { 5 };
+            let round = wait_for_answer(&ends[own], Some(asleep[other]), comes_after);
+            asleep[own] = round.is_none();
+            last.push(round);
+        }
+        assert!(last.iter().take(20).all(Option::is_none), "{last:?}");
+        assert_eq!(last.last(), Some(&Some(Round::Usual(MAX))), "{last:?}");
+        assert!(last.iter().flatten().any(|round| *round == Round::Trial(MAX)), "{last:?}");
     }
 
     #[test]

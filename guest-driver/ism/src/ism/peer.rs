@@ -2,7 +2,7 @@
 //! A peer's DMB: the path of every message.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 
 use virtio_ism_abi::command::{AttachReply, Op, TokenRequest, attach_flags};
 use virtio_ism_abi::signal::{Line, MAX_FUTEX_SLEEPERS, Sleepers};
@@ -31,7 +31,13 @@ pub struct PeerDmb {
     stores: bool,
     // End of the part whose pages are mapped, bytes from the start of the DMB.
     mapped: AtomicU32,
+    // [`FOUND_AWAKE`] or [`FOUND_ASLEEP`] since a delivery of bytes, until the caller has asked.
+    found: AtomicU8,
 }
+
+const FOUND_UNKNOWN: u8 = 0;
+const FOUND_AWAKE: u8 = 1;
+const FOUND_ASLEEP: u8 = 2;
 
 /// Bytes of a DMB mapped at a time. The kernel maps as much around a page read by the owner, if the pages
 /// exist.
@@ -147,7 +153,7 @@ impl PeerDmb {
             return Err(DeliverError::Failed);
         }
         match &self.placed {
-            Some(placed) => self.raise(placed),
+            Some(placed) => self.raise(placed).map(|_| ()),
             None => self.kick(),
         }
     }
@@ -174,7 +180,10 @@ impl PeerDmb {
         word(PRODUCER_WORD)?.store(producer, Ordering::Release);
         word(CONSUMER_WORD)?.store(consumer, Ordering::Release);
         if signal {
-            self.raise(placed)?;
+            let found = if self.raise(placed)? { FOUND_ASLEEP } else { FOUND_AWAKE };
+            if !pieces.is_empty() && self.found.load(Ordering::Relaxed) != found {
+                self.found.store(found, Ordering::Relaxed);
+            }
         }
         // Stores into memory of a gone device are lost.
         if self.device.has_memory() { Ok(()) } else { Err(QueueError::Gone.into()) }
@@ -191,15 +200,30 @@ impl PeerDmb {
         self.mapped.store(if mapped.is_ok() { to } else { u32::MAX }, Ordering::Relaxed);
     }
 
+    /// Whether the owner slept and had to be woken, at the last delivery of bytes through the window.
+    /// `None`: there was no such delivery since the last call.
+    pub fn found_asleep(&self) -> Option<bool> {
+        let found = self.found.load(Ordering::Relaxed);
+        if found == FOUND_UNKNOWN {
+            return None;
+        }
+        self.found.store(FOUND_UNKNOWN, Ordering::Relaxed);
+        Some(found == FOUND_ASLEEP)
+    }
+
+    /// Signals the owner. `true`: the owner slept.
     #[inline]
-    fn raise(&self, placed: &Placed) -> Result<(), DeliverError> {
-        let Some(line) = placed.line() else { return Ok(()) };
+    fn raise(&self, placed: &Placed) -> Result<bool, DeliverError> {
+        let Some(line) = placed.line() else { return Ok(false) };
         let slab = placed.slab_line.as_ref().and_then(|slab| slab.of_line(placed.line_index));
         let sleepers = match slab {
             Some(slab) => line.raise_in(placed.bit, placed.line_index, slab),
             None => line.raise(placed.bit),
         };
-        if sleepers.is_empty() { Ok(()) } else { self.wake(placed, line, sleepers) }
+        if sleepers.is_empty() {
+            return Ok(false);
+        }
+        self.wake(placed, line, sleepers).map(|()| true)
     }
 
     /// Wakes the owner, by its announced way of sleeping.
@@ -370,7 +394,8 @@ pub(super) fn gone(
     let path = device.running().queues.open_path(token)?;
     path.fail();
     let (placed, stores, mapped) = (None, false, AtomicU32::new(u32::MAX));
-    Ok(PeerDmb { device: Arc::clone(device), path, owner, len, placed, stores, mapped })
+    let found = AtomicU8::new(FOUND_UNKNOWN);
+    Ok(PeerDmb { device: Arc::clone(device), path, owner, len, placed, stores, mapped, found })
 }
 
 fn accept(
@@ -412,5 +437,6 @@ fn accept(
     }
     let stores = placed.is_some() && device.prefer != Prefer::Move;
     let (device, mapped) = (Arc::clone(device), AtomicU32::new(FIRST_PAGE));
-    Ok(PeerDmb { device, path, owner: reply.owner_gid, len, placed, stores, mapped })
+    let (owner, found) = (reply.owner_gid, AtomicU8::new(FOUND_UNKNOWN));
+    Ok(PeerDmb { device, path, owner, len, placed, stores, mapped, found })
 }
