@@ -327,6 +327,16 @@ fn a_thread_waits_for_a_set_with_a_new_connection_while_another_looks_at_it() {
                 is_added.store(true, Ordering::SeqCst);
                 looker.join().unwrap();
                 (&stream).write_all(b"!").unwrap();
+                let mut seen = Vec::new();
+                while seen.is_empty() && !waiter.is_finished() {
+                    seen = set.wait(0);
+                }
+                if !seen.is_empty() {
+                    // One of the two threads reports the edge. The other waits for the next one.
+                    assert_eq!(seen, [(1, IN)], "round {round}");
+                    (&stream).read_exact(&mut [0]).unwrap();
+                    (&stream).write_all(b"!").unwrap();
+                }
                 assert_eq!(waiter.join().unwrap(), [(1, IN)], "round {round}");
             });
             stream.read_exact(&mut [0]).unwrap();

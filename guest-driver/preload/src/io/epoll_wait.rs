@@ -46,6 +46,7 @@ pub(crate) fn wait(
     let result = loop {
         let result = match set.has_members() {
             false => wait_in_kernel(set, fd, out, end, signals),
+            true if timeout == Some(Duration::ZERO) => look_once(set, fd, out, signals),
             true => wait_here(set, fd, out, end, signals),
         };
         if let Some(result) = result.transpose() {
@@ -216,6 +217,50 @@ fn wait_here(
     result
 }
 
+/// A call that does not wait, beside the polling thread: the next turn of a thread that waits must not
+/// depend on the end of this one.
+fn look_once(
+    set: &EpollSet,
+    fd: c_int,
+    out: &mut [libc::epoll_event],
+    signals: &mut Signals,
+) -> Result<Option<usize>, Errno> {
+    let sleeper = set.sleeper(fd)?;
+    loop {
+        let found = look(set, fd, sleeper, out, Instant::now(), signals)?;
+        if found.events > 0 || !found.handshakes {
+            return Ok(Some(found.events));
+        }
+    }
+}
+
+/// Polls the SMC connections, and asks the kernel for the rest if there is no event or the kernel was not
+/// asked lately.
+fn look(
+    set: &EpollSet,
+    fd: c_int,
+    sleeper: &Sleeper,
+    out: &mut [libc::epoll_event],
+    now: Instant,
+    signals: &mut Signals,
+) -> Result<Reported, Errno> {
+    let mut members = set.lock();
+    let n = members.poll(&sleeper.watch, out);
+    let mut found = Reported { events: n, handshakes: false };
+    if n > 0 && !members.kernel_is_due(now) {
+        return Ok(found);
+    }
+    members.kernel_asked(now);
+    drop(members);
+    sleeper.watch.poll_idle_peers();
+    if let Some(rest) = out.get_mut(n..).filter(|rest| !rest.is_empty()) {
+        let others = epoll_wait(fd, rest, Some(Duration::ZERO), None)?;
+        let others = sort_events(set, rest, others, signals);
+        found = Reported { events: n + others.events, handshakes: others.handshakes };
+    }
+    Ok(found)
+}
+
 fn wait_alone(
     set: &EpollSet,
     fd: c_int,
@@ -226,26 +271,13 @@ fn wait_alone(
     let sleeper = set.sleeper(fd)?;
     loop {
         let count = sleeper.watch.count();
-        let mut members = set.lock();
-        let mut n = members.poll(&sleeper.watch, out);
         let now = Instant::now();
-        if n == 0 || members.kernel_is_due(now) {
-            members.kernel_asked(now);
-            drop(members);
-            sleeper.watch.poll_idle_peers();
-            if let Some(rest) = out.get_mut(n..).filter(|rest| !rest.is_empty()) {
-                let found = epoll_wait(fd, rest, Some(Duration::ZERO), None)?;
-                let found = sort_events(set, rest, found, signals);
-                n += found.events;
-                if n == 0 && found.handshakes {
-                    continue;
-                }
-            }
-        } else {
-            drop(members);
+        let found = look(set, fd, sleeper, out, now, signals)?;
+        if found.events == 0 && found.handshakes {
+            continue;
         }
-        if n > 0 || end.is_some_and(|end| now >= end) {
-            return Ok(Some(n));
+        if found.events > 0 || end.is_some_and(|end| now >= end) {
+            return Ok(Some(found.events));
         }
         if !set.has_members() {
             // The last connection was removed.
