@@ -106,6 +106,8 @@ func main() {
 		return
 	}
 	debug.SetGCPercent(1)
+	// SIGPROF, a thousand times in a second of work. The runtime keeps what the profile has room for.
+	runtime.SetCPUProfileRate(1000)
 	var count int64
 	go spin()
 	go children(&count)
