@@ -10,7 +10,7 @@ use guest_driver::SmcStream;
 use ism_sys::interrupt;
 
 use crate::selection::resolve::resolve;
-use crate::selection::{Selected, Wait, handshake, inherited_options};
+use crate::selection::{Selected, Wait, handshake, inherited_options, own_calls};
 use crate::socket::registrations;
 use crate::socket::states::SocketStage;
 use crate::socket::stream::{SocketRole, SocketState, StreamSocket};
@@ -461,7 +461,8 @@ fn send_all(
             Err(error) => return Err(error.into()),
         }
         if dont_wait {
-            if !std::mem::replace(&mut looked, true) && stream.look_for_room() {
+            let finds_room = || gets_room_soon(stream, token) || stream.look_for_room();
+            if !std::mem::replace(&mut looked, true) && finds_room() {
                 continue;
             }
             socket.write_blocked.store(true, Ordering::Relaxed);
@@ -473,6 +474,19 @@ fn send_all(
         if let Err(error) = wait(stream, token, true, deadline) {
             return if done > 0 { Ok(done) } else { Err(error) };
         }
+    }
+}
+
+/// How long a thread of Go waits for room. Its scheduler gives the thread's work to other threads
+/// meanwhile, as in other system calls.
+const ROOM_TIME: Duration = Duration::from_micros(500);
+
+/// In a program written in Go, waits for a moment for reads of the peer after `token`. Without the wait,
+/// the bytes would go into the queue, from where another thread sends them with a wake-up for each read.
+fn gets_room_soon(stream: &SmcStream, token: guest_driver::ChangeToken) -> bool {
+    own_calls::is_taken_over() && {
+        let end = Instant::now() + ROOM_TIME;
+        wait(stream, token, true, Some(end)).is_ok()
     }
 }
 

@@ -92,10 +92,19 @@ fn inode_of(file: &Path) -> Option<u64> {
 /// The inode of the program's file, and why the library cannot take over its calls.
 static WHY_NOT: OnceBox<(u64, String)> = OnceBox::new();
 
+static IS_TAKEN_OVER: AtomicBool = AtomicBool::new(false);
+
 /// Notes that the library sees all calls of a file, by its inode.
 #[cfg(target_arch = "x86_64")]
 pub(crate) fn note_taken_over(inode: u64) {
     LOOKED_AT.lock().push(inode);
+    IS_TAKEN_OVER.store(true, Ordering::Relaxed);
+}
+
+/// Whether the program is one in Go whose calls come by the second door.
+#[inline]
+pub(crate) fn is_taken_over() -> bool {
+    IS_TAKEN_OVER.load(Ordering::Relaxed)
 }
 
 /// Notes why the library cannot take over the calls of a program written in Go.
