@@ -164,11 +164,11 @@ pub(super) enum RunMessage {
 pub(super) struct EndReport {
     /// The result, reported by one side of each program.
     pub(super) outcome: Option<Outcome>,
-    /// Bytes received by the receiver of a stream, including the warm-up.
-    pub(super) bytes: u64,
+    /// Received bytes of a stream, or the round trips or connections of a client, including the warm-up.
+    pub(super) work: u64,
     /// How the SMC connection travelled.
     pub(super) smc: Option<SmcPath>,
-    /// Counters of the device during a stream.
+    /// Counters of the device since its process opened it.
     pub(super) device: Option<Counters>,
     /// Resource usage of the run, as seen by the client.
     pub(super) usage: Option<Usage>,

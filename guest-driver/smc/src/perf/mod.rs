@@ -84,8 +84,9 @@ Between two machines (two VMs of one host, say): \"smc perf --serve PORT\" runs 
 its own. The measures are bulk, rtt_spin, rtt_sleep, rate_100b, short_conn (these are the suite) and
 echo_200, over SMC-D, TCP on the network between the two, and virtio sockets if --vsock names the
 server's CID (in writes of 3.5 KiB at most, since what carries them between guests loses longer
-packets). With bulk come kicks and wakes: how often, per MiB, the drivers of both ends kicked
-their devices (in a guest, exits), and the devices woke the drivers (interrupts). The table shows how the
+packets). With bulk, round trips and connections come kicks, wakes and commands: how often, per MiB,
+round trip or connection, the drivers of both ends kicked their devices (in a guest, exits), the
+devices woke the drivers (interrupts), and drivers sent a control command. The table shows how the
 bytes of SMC travelled. Servers of runs listen on ports that the system chooses.";
 
 /// End of the help of `smc perf`.

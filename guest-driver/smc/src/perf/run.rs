@@ -35,7 +35,7 @@ pub(super) struct Results {
     pub(super) usages: Vec<(TransportKind, Vec<Usage>)>,
     /// Per transport, the cost of set-up in each round, for event loops.
     pub(super) setups: Vec<(TransportKind, Vec<Setup>)>,
-    /// Of streams over SMC, a value per round.
+    /// Of streams, round trips and short connections over SMC, a value per round.
     pub(super) kicks: Vec<Kicks>,
     /// How the SMC connections of each round travelled.
     pub(super) smc_paths: Vec<SmcPaths>,
@@ -59,13 +59,15 @@ impl Results {
     }
 }
 
-/// Kicks and wakes of both ends, per 2^20 bytes of a stream.
+/// Kicks, wakes and commands of both ends, per 2^20 bytes of a stream, per round trip or per connection.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Kicks {
     /// Kicks of devices by their drivers.
     pub(super) kicks: f64,
     /// Wake-ups of drivers by their devices.
     pub(super) wakes: f64,
+    /// Control commands of drivers.
+    pub(super) commands: f64,
 }
 
 /// The path of an SMC connection, as reported by its two ends.
@@ -83,12 +85,15 @@ pub(super) struct Ends {
 }
 
 impl Ends {
-    fn kicks(&self) -> Option<Kicks> {
+    fn kicks(&self, unit: Unit) -> Option<Kicks> {
         let (client, server) = (self.client.device?, self.server.device?);
-        let mebibytes = self.server.bytes as f64 / f64::from(1 << 20);
-        (mebibytes > 0.0).then(|| Kicks {
-            kicks: (client.moves.saturating_add(server.moves)) as f64 / mebibytes,
-            wakes: (client.wakes.saturating_add(server.wakes)) as f64 / mebibytes,
+        // One of the two ends counts.
+        let work = unit.scale(self.client.work.saturating_add(self.server.work) as f64, 1);
+        let per_work = |one: u64, other: u64| one.saturating_add(other) as f64 / work;
+        (work > 0.0).then(|| Kicks {
+            kicks: per_work(client.moves, server.moves),
+            wakes: per_work(client.wakes, server.wakes),
+            commands: per_work(client.commands, server.commands),
         })
     }
 
@@ -163,7 +168,7 @@ pub(super) fn run(
                     continue;
                 }
             };
-            results.kicks.extend(ends.kicks());
+            results.kicks.extend(ends.kicks(experiment.unit));
             results.smc_paths.extend(ends.smc_paths());
             let outcome = ends.client.outcome.or(ends.server.outcome);
             if let (Some(usage), Some((_, list))) =

@@ -67,16 +67,8 @@ pub(crate) struct Counters {
     pub(crate) moves: u64,
     /// Wake records from the device, in a guest interrupts.
     pub(crate) wakes: u64,
-}
-
-impl Counters {
-    /// The counts after `earlier`.
-    pub(crate) fn since(self, earlier: Counters) -> Counters {
-        Counters {
-            moves: self.moves.saturating_sub(earlier.moves),
-            wakes: self.wakes.saturating_sub(earlier.wakes),
-        }
-    }
+    /// Control commands, such as those for the DMBs of a connection.
+    pub(crate) commands: u64,
 }
 
 /// A connection.

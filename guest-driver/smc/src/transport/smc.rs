@@ -103,7 +103,11 @@ impl Transport for Smc {
     fn counters(&self) -> Option<Counters> {
         let counts = self.stack.device_stats(self.info.get()?.local_gid);
         let counts = counts.inspect_err(|error| tracing::debug!(%error, "device counters")).ok()?;
-        Some(Counters { moves: *counts.get(stat::MOVES)?, wakes: *counts.get(stat::WAKES)? })
+        Some(Counters {
+            moves: *counts.get(stat::MOVES)?,
+            wakes: *counts.get(stat::WAKES)?,
+            commands: *counts.get(stat::COMMANDS)?,
+        })
     }
 }
 

@@ -83,9 +83,3 @@ fn vsock_refuses_what_is_no_address() {
         assert_eq!(error.kind(), io::ErrorKind::InvalidInput, "{bad}");
     }
 }
-
-#[test]
-fn counters_are_differences() {
-    let (early, late) = (Counters { moves: 3, wakes: 5 }, Counters { moves: 10, wakes: 4 });
-    assert_eq!(late.since(early), Counters { moves: 7, wakes: 0 });
-}

@@ -34,7 +34,12 @@ pub(super) fn serve<T: Transport>(
         Program::EchoTokio => nothing(echo_tokio::serve(transport, &listener, job))?,
         Program::Short => nothing(short::serve(transport, &listener, job))?,
     };
-    Ok(EndReport { smc: transport.smc_path(), ..report })
+    Ok(of_device(transport, report))
+}
+
+/// The report with the carrier of the connections, and the counters of their device.
+fn of_device<T: Transport>(transport: &T, report: EndReport) -> EndReport {
+    EndReport { smc: transport.smc_path(), device: transport.counters(), ..report }
 }
 
 fn nothing(done: io::Result<()>) -> io::Result<EndReport> {
@@ -53,7 +58,7 @@ pub(super) fn drive<T: Transport>(transport: &T, job: &Job) -> io::Result<EndRep
         Program::EchoTokio => echo_tokio::drive(transport, job)?,
         Program::Short => short::drive(transport, job)?,
     };
-    Ok(EndReport { smc: transport.smc_path(), ..report })
+    Ok(of_device(transport, report))
 }
 
 /// The times of a run: warm-up, then measurement.

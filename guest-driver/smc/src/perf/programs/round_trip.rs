@@ -75,6 +75,7 @@ pub(super) fn drive<T: Transport>(transport: &T, job: &Job) -> io::Result<EndRep
     let schedule = Schedule::from_now(job);
     let mut meter = None;
     let mut started = false;
+    let mut early = 0;
     let mut sent = Instant::now();
     while sent < schedule.end || times.is_empty() {
         if !started && sent >= schedule.start {
@@ -87,12 +88,14 @@ pub(super) fn drive<T: Transport>(transport: &T, job: &Job) -> io::Result<EndRep
         let back = Instant::now();
         if started {
             times.record(back - sent);
+        } else {
+            early += 1;
         }
         sent = back;
     }
     let usage = meter.and_then(|meter| meter.stop(times.len()));
     end(stream);
-    Ok(measured(times.outcome(), usage))
+    Ok(EndReport { work: early + times.len(), ..measured(times.outcome(), usage) })
 }
 
 /// Accepts the connections of all threads, and answers each on a thread of its own.

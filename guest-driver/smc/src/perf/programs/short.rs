@@ -3,6 +3,7 @@
 //! the other.
 
 use std::io::{self, Read, Write};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use super::Schedule;
@@ -42,11 +43,13 @@ fn ask<T: Transport>(transport: &T, address: &str, message: &mut [u8]) -> io::Re
 
 pub(super) fn drive<T: Transport>(transport: &T, job: &Job) -> io::Result<EndReport> {
     let schedule = Schedule::from_now(job);
+    let connections = AtomicU64::new(0);
     let report = schedule.on_threads(job, vec![(); job.threads], |()| {
         let mut message = vec![REQUEST; job.size];
         let mut done = 0u64;
         loop {
             ask(transport, &job.address, &mut message)?;
+            connections.fetch_add(1, Ordering::Relaxed);
             let now = Instant::now();
             done += u64::from(now >= schedule.start);
             // A busy machine may have come to nothing so far.
@@ -56,5 +59,5 @@ pub(super) fn drive<T: Transport>(transport: &T, job: &Job) -> io::Result<EndRep
         }
     })?;
     ask(transport, &job.address, &mut vec![STOP; job.size])?;
-    Ok(report)
+    Ok(EndReport { work: connections.into_inner(), ..report })
 }

@@ -13,7 +13,7 @@ use super::paced::Pace;
 use super::{Schedule, end, per_second};
 use crate::perf::job::{EndReport, Job};
 use crate::perf::usage::Meter;
-use crate::transport::{Counters, Transport};
+use crate::transport::Transport;
 
 /// The reader's buffer, bytes; the writer's buffer is a message.
 const READ: usize = 64 << 10;
@@ -28,7 +28,6 @@ pub(super) fn serve<T: Transport>(
     job: &Job,
 ) -> io::Result<EndReport> {
     let mut stream = transport.accept(listener)?;
-    let before = transport.counters();
     let mut buf = vec![0u8; READ.max(job.size)];
     // The first byte starts the clock, not the accept.
     let mut early = stream.read(&mut buf)? as u64;
@@ -52,9 +51,8 @@ pub(super) fn serve<T: Transport>(
     loop {
         let n = stream.read(&mut buf)?;
         if n == 0 {
-            let device = counted(before, transport.counters());
             let report: EndReport = per_second(bytes, last - start)?.into();
-            return Ok(EndReport { bytes: early + bytes, device, ..report });
+            return Ok(EndReport { work: early + bytes, ..report });
         }
         bytes += n as u64;
         last = Instant::now();
@@ -63,7 +61,6 @@ pub(super) fn serve<T: Transport>(
 
 pub(super) fn drive<T: Transport>(transport: &T, job: &Job) -> io::Result<EndReport> {
     let mut stream = transport.connect(&job.address)?;
-    let before = transport.counters();
     let message = vec![0x5a; job.size];
     // Small messages: the clock is not part of the cost.
     let between_looks = (READ / job.size).max(1);
@@ -100,12 +97,6 @@ pub(super) fn drive<T: Transport>(transport: &T, job: &Job) -> io::Result<EndRep
         }
     }
     let usage = meter.and_then(|meter| meter.stop(measured as u64));
-    let device = counted(before, transport.counters());
     end(stream);
-    Ok(EndReport { device, usage, ..EndReport::default() })
-}
-
-/// Difference of a device's counters.
-fn counted(before: Option<Counters>, after: Option<Counters>) -> Option<Counters> {
-    Some(after?.since(before?))
+    Ok(EndReport { usage, ..EndReport::default() })
 }

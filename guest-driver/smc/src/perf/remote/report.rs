@@ -11,7 +11,7 @@ use crate::output;
 use crate::perf::job::TransportKind;
 use crate::perf::measure::Unit;
 use crate::perf::report::{median, number, render_times, rounded, table, times, to_line};
-use crate::perf::run::{Plan, Results};
+use crate::perf::run::{Kicks, Plan, Results};
 
 /// One JSON line.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -51,13 +51,25 @@ impl Results {
         paths.join(" or ")
     }
 
-    /// Of a throughput: kicks and wakes per MiB, both ends together, medians over the rounds.
-    fn kicks(&self) -> Option<[f64; 2]> {
-        if self.experiment.unit != Unit::MebibytesPerSecond {
-            return None;
-        }
-        let kicks = median(self.kicks.iter().map(|kicks| kicks.kicks))?;
-        Some([kicks, median(self.kicks.iter().map(|kicks| kicks.wakes))?])
+    /// The counts of both ends together, medians over the rounds: word, unit, value.
+    fn counts(&self) -> Vec<(&'static str, &'static str, f64)> {
+        let [kicks, wakes, commands] = match self.experiment.unit {
+            Unit::MebibytesPerSecond => ["kicks/MiB", "wakes/MiB", "commands/MiB"],
+            Unit::Microseconds => ["kicks/round trip", "wakes/round trip", "commands/round trip"],
+            Unit::ConnectionsPerSecond => {
+                ["kicks/connection", "wakes/connection", "commands/connection"]
+            }
+            _ => return Vec::new(),
+        };
+        let of = |word, unit, value: fn(&Kicks) -> f64| {
+            Some((word, unit, median(self.kicks.iter().map(value))?))
+        };
+        let all = [
+            of("kicks", kicks, |counts| counts.kicks),
+            of("wakes", wakes, |counts| counts.wakes),
+            of("commands", commands, |counts| counts.commands),
+        ];
+        all.into_iter().flatten().collect()
     }
 
     fn remote_rows(&self) -> Vec<Row> {
@@ -74,8 +86,7 @@ impl Results {
             vsock_ratio: self.ratio(self.smc(), TransportKind::Vsock).map(rounded),
         };
         let mut rows = vec![row];
-        let counts = self.kicks().into_iter().flatten();
-        for (value, (what, unit)) in counts.zip([("kicks", "kicks/MiB"), ("wakes", "wakes/MiB")]) {
+        for (what, unit, value) in self.counts() {
             rows.push(Row {
                 measure: format!("{name}_{what}"),
                 unit,
@@ -137,9 +148,10 @@ fn render(all: &[Results]) -> String {
     for (results, row) in
         all.iter().flat_map(|r| r.remote_rows().into_iter().map(move |row| (r, row)))
     {
-        let title = match row.unit {
-            "kicks/MiB" => "  kicks of the devices, both ends",
-            "wakes/MiB" => "  wakes by the devices, both ends",
+        let title = match row.unit.split_once('/') {
+            Some(("kicks", _)) => "  kicks of the devices, both ends",
+            Some(("wakes", _)) => "  wakes by the devices, both ends",
+            Some(("commands", _)) => "  control commands, both ends",
             _ => &results.experiment.title,
         };
         let mut cells = vec![
@@ -173,7 +185,7 @@ fn smc_paths(all: &[Results]) -> String {
 mod tests {
     use super::*;
     use crate::perf::measure::{Overrides, between};
-    use crate::perf::run::{Kicks, SmcPaths};
+    use crate::perf::run::SmcPaths;
     use crate::transport::SmcPath;
 
     fn results(transports: &[TransportKind]) -> Results {
@@ -188,7 +200,9 @@ mod tests {
             peer: peer.into(),
         };
         let both = SmcPaths { client: end("aa", "bb"), server: end("bb", "aa") };
-        let kicks = [(0.25, 1.0), (0.75, 2.0)].map(|(kicks, wakes)| Kicks { kicks, wakes });
+        let commands = 0.0;
+        let kicks = [(0.25, 1.0), (0.75, 2.0)];
+        let kicks = kicks.map(|(kicks, wakes)| Kicks { kicks, wakes, commands });
         Results {
             kicks: kicks.to_vec(),
             smc_paths: vec![both.clone(), both],
