@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use smc_core::handshake;
 use virtio_ism::transport::DeviceAddress;
 
+use super::no_device::is_temporary;
 use super::statistics::DeviceInfo;
 use crate::conn::Conn;
 use crate::handshake::{ByRdma, EstablishedConn};
@@ -21,6 +22,9 @@ use smc_info::Fallback;
 const REOPEN_PAUSE: Duration = Duration::from_millis(100);
 /// The longest pause: a daemon that was too busy to answer may be fast again.
 const LONGEST_REOPEN_PAUSE: Duration = Duration::from_secs(30);
+/// The longest pause for connections waiting on TCP for a PCI function of use soon, as in a migration.
+/// An attempt takes seconds there if the guest gets no processor.
+const LONGEST_RETURN_PAUSE: Duration = Duration::from_millis(500);
 
 /// The table of devices.
 pub(super) struct Devices(Mutex<Slots>);
@@ -43,6 +47,8 @@ pub(super) struct Slot {
     owner: Option<u32>,
     /// Not before this time is the device to be opened.
     due: Option<Instant>,
+    /// The same for the thread of connections waiting on TCP.
+    due_to_return: Option<Instant>,
     error: String,
     kind: io::ErrorKind,
 }
@@ -96,14 +102,15 @@ impl Slot {
             gone: Vec::new(),
             owner: None,
             due: None,
+            due_to_return: None,
             error: String::new(),
             kind: io::ErrorKind::Other,
         }
     }
 
-    /// Forgets a lost device, and opens the device by `open` if it is time. `true`: something has
-    /// changed.
-    fn update(&mut self, open: impl FnOnce(&Slot) -> io::Result<OpenDevice>) -> bool {
+    /// Forgets a lost device, and opens the device by `open` if it is time for this cause. `true`:
+    /// something has changed.
+    fn update(&mut self, cause: Cause, open: impl FnOnce(&Slot) -> io::Result<OpenDevice>) -> bool {
         let mut changed = false;
         let is_lost = |live: &OpenDevice| live.reactor.is_lost() || live.fabric.device().is_gone();
         if self.live.as_ref().is_some_and(is_lost) {
@@ -112,10 +119,15 @@ impl Slot {
             changed = true;
         }
         let now = Instant::now();
-        if self.live.is_some() || self.due.is_some_and(|due| due > now) {
+        let due = match cause {
+            Cause::Program => self.due,
+            Cause::Return => self.due_to_return,
+        };
+        if self.live.is_some() || due.is_some_and(|due| due > now) {
             return changed;
         }
         self.due = Some(now + REOPEN_PAUSE);
+        self.due_to_return = self.due;
         match open(self) {
             Ok(live) => {
                 self.owner = self.owner.or(live.fabric.device().owner());
@@ -123,16 +135,27 @@ impl Slot {
                 self.live = Some(live);
             }
             Err(error) => {
-                self.due = Some(Instant::now() + reopen_pause(now.elapsed()));
+                let attempt = now.elapsed();
+                let pauses = reopen_pauses(is_temporary(&self.address, error.kind()), attempt);
+                [self.due, self.due_to_return] = pauses.map(|pause| Some(Instant::now() + pause));
                 self.kind = error.kind();
                 let last = std::mem::replace(&mut self.error, error.to_string());
                 if self.error != last {
-                    tracing::debug!(device = %self.address, %error, "no device yet");
+                    tracing::debug!(device = %self.address, %error, ?attempt, "no device yet");
                 }
             }
         }
         true
     }
+}
+
+/// The cause of an attempt to open a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Cause {
+    /// A call of the program, which waits for the attempt.
+    Program,
+    /// The thread of connections waiting on TCP.
+    Return,
 }
 
 /// An open device, with the reactor of its events.
@@ -190,16 +213,17 @@ impl Devices {
     }
 
     /// The open devices, as `describe` makes resources of them. Tries again to open the others by
-    /// `open`.
+    /// `open`, if it is time for this cause.
     pub(super) fn current(
         &self,
+        cause: Cause,
         open: impl Fn(&Slot) -> io::Result<OpenDevice>,
         describe: impl FnOnce(&[Slot]) -> Current,
     ) -> Arc<Current> {
         let mut slots = lock(&self.0);
         let mut changed = false;
         for slot in &mut slots.list {
-            changed |= slot.update(&open);
+            changed |= slot.update(cause, &open);
         }
         let offered = slots.list.iter().filter(|slot| slot.offered().is_some()).count();
         changed |= slots.current.as_ref().is_none_or(|c| c.fabrics.0.len() != offered);
@@ -257,8 +281,27 @@ impl Devices {
     }
 }
 
-/// The pause after a failed attempt to open a device: ten times as long as the attempt, because a daemon
-/// that hangs answers none for seconds, and calls of the program wait for each.
-fn reopen_pause(attempt: Duration) -> Duration {
-    (10 * attempt).clamp(REOPEN_PAUSE, LONGEST_REOPEN_PAUSE)
+/// The pauses after a failed attempt to open a device: for calls of the program, and for connections that
+/// wait on TCP. The first is ten times as long as the attempt, because a daemon that hangs answers none
+/// for seconds, and calls of the program wait for each.
+fn reopen_pauses(is_temporary: bool, attempt: Duration) -> [Duration; 2] {
+    let pause = (10 * attempt).clamp(REOPEN_PAUSE, LONGEST_REOPEN_PAUSE);
+    [pause, if is_temporary { pause.min(LONGEST_RETURN_PAUSE) } else { pause }]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn connections_try_a_function_of_use_soon_more_often_than_calls() {
+        let pauses = |is_temporary, attempt| {
+            let pauses = reopen_pauses(is_temporary, Duration::from_millis(attempt));
+            pauses.map(|pause| pause.as_millis())
+        };
+        assert_eq!(pauses(true, 1), [100, 100]);
+        assert_eq!(pauses(true, 230), [2300, 500]);
+        assert_eq!(pauses(true, 9000), [30_000, 500]);
+        assert_eq!(pauses(false, 230), [2300, 2300]);
+    }
 }

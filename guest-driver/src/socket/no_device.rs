@@ -15,12 +15,27 @@ pub(super) fn kind_of_all(kinds: &[io::ErrorKind]) -> io::ErrorKind {
     first.filter(|first| kinds.iter().all(|kind| kind == *first)).copied().unwrap_or(Other)
 }
 
+/// The error kind of PCI functions of use soon. No event tells a driver of a daemon's return, or of the
+/// end of a migration.
+const TEMPORARY: io::ErrorKind = io::ErrorKind::NotConnected;
+
+/// Whether another attempt to open this device may succeed soon, after an error of this kind.
+pub(super) fn is_temporary(address: &DeviceAddress, kind: io::ErrorKind) -> bool {
+    match address {
+        DeviceAddress::Socket(_) => false,
+        DeviceAddress::Pci(_) | DeviceAddress::AnyPci => {
+            matches!(kind, TEMPORARY | io::ErrorKind::ResourceBusy)
+        }
+    }
+}
+
 /// The error of a device failing to open, without the address, to be added by callers.
 pub(super) fn open_error(address: &DeviceAddress, error: &IsmError) -> io::Error {
     let mut causes = std::iter::successors(error.source(), |cause| (*cause).source());
     let of_system = causes.find_map(|cause| cause.downcast_ref::<io::Error>());
     let kind = match (error.is_in_use(), of_system) {
         (true, _) => io::ErrorKind::ResourceBusy,
+        _ if error.is_temporary() => TEMPORARY,
         (false, Some(cause)) => cause.kind(),
         (false, None) => io::ErrorKind::Other,
     };

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use rustc_hash::FxHashSet;
 use smc_core::wire::clc::CarrierFeatures;
 
+use super::devices::Cause;
 use super::returns;
 use super::stack::Stack;
 use super::upkeep::SWEEP_PAUSE;
@@ -204,7 +205,7 @@ impl Stack {
         // Connections staying on TCP may end meanwhile.
         drop(all);
         // Opens the devices again where possible.
-        let current = self.current();
+        let current = self.current_for(Cause::Return);
         if self.outliving.opened.swap(false, Ordering::SeqCst) {
             // A refusal concerned the former device.
             coming.iter().for_each(|conn| conn.retry_return());

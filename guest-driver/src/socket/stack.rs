@@ -13,7 +13,7 @@ use virtio_ism_abi::Gid;
 
 use super::config::{Config, DataPath, MAX_DEVICES};
 use super::counters::Counters;
-use super::devices::{Current, Devices, OpenDevice, Slot};
+use super::devices::{Cause, Current, Devices, OpenDevice, Slot};
 use super::no_device::{kind_of_all, open_error};
 use super::offers::Offers;
 use super::outlive::{self, CarrierWatch};
@@ -262,12 +262,17 @@ impl Stack {
 
     /// The open devices. Tries again to open the others.
     pub(crate) fn current(self: &Arc<Self>) -> Arc<Current> {
+        self.current_for(Cause::Program)
+    }
+
+    /// Like [`Stack::current`], for this cause.
+    pub(super) fn current_for(self: &Arc<Self>, cause: Cause) -> Arc<Current> {
         let open = |slot: &Slot| {
             let live = self.start(slot)?;
             self.outliving.device_opened();
             Ok(live)
         };
-        self.devices.current(open, |slots| self.describe(slots))
+        self.devices.current(cause, open, |slots| self.describe(slots))
     }
 
     fn describe(&self, slots: &[Slot]) -> Current {

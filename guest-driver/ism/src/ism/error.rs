@@ -8,7 +8,7 @@ use virtio_ism_abi::command::Op;
 use virtio_ism_abi::{Gid, Status};
 
 use crate::transport::TransportError;
-use crate::transport::pci::PciError;
+use crate::transport::pci::{NoPciDevice, PciError};
 use crate::virtqueue::QueueError;
 use ism_sys::OutOfBounds;
 
@@ -123,6 +123,18 @@ impl IsmError {
 }
 
 impl IsmError {
+    /// Whether a PCI function cannot be opened now, and another attempt may succeed soon.
+    pub fn is_temporary(&self) -> bool {
+        match self {
+            IsmError::Transport(TransportError::Pci { source, .. }) => source.is_temporary(),
+            IsmError::Transport(TransportError::NoPciDevice(NoPciDevice::Unusable {
+                is_temporary,
+                ..
+            })) => *is_temporary,
+            _ => false,
+        }
+    }
+
     /// Whether the memory that this driver shares with the device is used up.
     pub fn is_out_of_memory(&self) -> bool {
         matches!(self, IsmError::Queue(QueueError::OutOfMemory { .. }))

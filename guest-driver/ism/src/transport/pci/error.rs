@@ -134,6 +134,15 @@ pub enum PciError {
     Bounds(#[from] OutOfBounds),
 }
 
+impl PciError {
+    /// Whether another attempt may succeed soon: a process is about to close the function, perhaps this
+    /// one, or the function answers without a daemon, because the daemon is not connected or the virtual
+    /// machine is about to move.
+    pub(crate) fn is_temporary(&self) -> bool {
+        matches!(self, PciError::InUse | PciError::Features { .. } | PciError::NeedsReset)
+    }
+}
+
 impl From<VfioError> for PciError {
     fn from(error: VfioError) -> PciError {
         match error {
@@ -149,9 +158,14 @@ pub enum NoPciDevice {
     /// The kernel does not list PCI devices.
     #[error("listing PCI devices: {0}")]
     List(io::Error),
-    /// None is free. The text lists the devices and the reason for each.
-    #[error("no free ISM device: {0}")]
-    Unusable(String),
+    /// None is free.
+    #[error("no free ISM device: {why}")]
+    Unusable {
+        /// The devices, with the reason for each.
+        why: String,
+        /// Whether another attempt may succeed soon.
+        is_temporary: bool,
+    },
 }
 
 /// A text for users: the tried devices, with the error of each.

@@ -130,7 +130,8 @@ pub fn open_any(wanted: SetupOptions) -> Result<Arc<RunningDevice>, NoPciDevice>
             Err(error) => failures.push((function.address, error)),
         }
     }
-    Err(NoPciDevice::Unusable(error::tried(&failures)))
+    let is_temporary = failures.iter().any(|(_, error)| error.is_temporary());
+    Err(NoPciDevice::Unusable { why: error::tried(&failures), is_temporary })
 }
 
 fn system(what: &str, source: std::io::Error) -> PciError {
