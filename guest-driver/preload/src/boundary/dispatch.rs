@@ -340,3 +340,220 @@ fn word(at: usize) -> Option<u64> {
     (!is_nowhere(at, 8)).then(|| unsafe { at.read_unaligned() })
 }
 
+/// Answers the call of a frame, and says how the entry goes on.
+fn answer_frame(frame: &mut Frame) -> u32 {
+    let block = current();
+    // SAFETY: a cell of this thread.
+    unsafe { *block.own.get() = frame.own };
+    let (number, words) = (frame.rax as i64, frame.words());
+    let result = match number {
+        libc::SYS_exit => {
+            entry::ask(number, words);
+            set_mask(&u64::MAX);
+            return END_OF_THREAD;
+        }
+        libc::SYS_fork | libc::SYS_vfork | libc::SYS_clone | libc::SYS_clone3 => {
+            Some(child(block, frame))
+        }
+        libc::SYS_rt_sigprocmask => Some(rt_sigprocmask(words)),
+        libc::SYS_sigaltstack => {
+            Some(block.dispatch.alternate_stack(words[0], words[1], frame.rsp))
+        }
+        libc::SYS_arch_prctl => arch_prctl(words),
+        libc::SYS_prctl if words[0] == stubs::PR_SET_SYSCALL_USER_DISPATCH => Some(EINVAL),
+        libc::SYS_rt_sigaction => rt_sigaction(words),
+        _ => with_mask(number, words),
+    };
+    if let Some(result) = result {
+        frame.set_result(result);
+    }
+    BACK
+}
+
+/// A program's use of the GS register would be the end of the dispatch.
+fn arch_prctl(words: [usize; 6]) -> Option<isize> {
+    const ARCH_SET_GS: usize = 0x1001;
+    (words[0] == ARCH_SET_GS).then_some(-(libc::EPERM as isize))
+}
+
+/// Blocks no SIGSYS.
+fn rt_sigprocmask(words: [usize; 6]) -> isize {
+    let [how, new, old, size, ..] = words;
+    if new == 0 || size != 8 {
+        return kernel(libc::SYS_rt_sigprocmask, words);
+    }
+    let Some(set) = word(new).map(without_sigsys) else { return EFAULT };
+    let set = std::ptr::from_ref(&set) as usize;
+    kernel(libc::SYS_rt_sigprocmask, [how, set, old, size, 0, 0])
+}
+
+/// Actions whose handlers block no SIGSYS. The program's own action of SIGSYS has no effect.
+fn rt_sigaction(words: [usize; 6]) -> Option<isize> {
+    let [signal, new, old, size, ..] = words;
+    if signal == libc::SIGSYS as usize && size == 8 {
+        return Some(match (old, word(old)) {
+            (0, _) => 0,
+            (_, None) => EFAULT,
+            // SAFETY: the program's room for an action.
+            _ => unsafe {
+                (old as *mut [usize; 4]).write_unaligned([0; 4]);
+                0
+            },
+        });
+    }
+    if new == 0 || size != 8 {
+        return entry::ask(libc::SYS_rt_sigaction, words);
+    }
+    let (first, last) = (word(new), word(new.wrapping_add(24)));
+    if first.is_none() || last.is_none() {
+        return Some(EFAULT);
+    }
+    // SAFETY: the program's action.
+    let mut action = unsafe { (new as *const [usize; 4]).read_unaligned() };
+    action[3] = without_sigsys(action[3] as u64) as usize;
+    let new = action.as_ptr() as usize;
+    entry::ask(libc::SYS_rt_sigaction, [signal, new, old, size, 0, 0])
+}
+
+/// Calls with a set of signals blocked meanwhile.
+fn with_mask(number: i64, mut words: [usize; 6]) -> Option<isize> {
+    let place = match number {
+        libc::SYS_rt_sigsuspend => 0,
+        libc::SYS_ppoll => 3,
+        libc::SYS_epoll_pwait | libc::SYS_epoll_pwait2 => 4,
+        libc::SYS_pselect6 => 5,
+        _ => return entry::ask(number, words),
+    };
+    let (mut set, mut pair) = (0, [0; 2]);
+    if words[place] != 0 {
+        let mut at = words[place];
+        if number == libc::SYS_pselect6 {
+            let (Some(address), Some(size)) = (word(at), word(at.wrapping_add(8))) else {
+                return Some(EFAULT);
+            };
+            pair = [address as usize, size as usize];
+            at = pair[0];
+        }
+        if at != 0 {
+            let Some(mask) = word(at) else { return Some(EFAULT) };
+            set = without_sigsys(mask);
+            let own = std::ptr::from_ref(&set) as usize;
+            match number {
+                libc::SYS_pselect6 => {
+                    pair[0] = own;
+                    words[place] = pair.as_ptr() as usize;
+                }
+                _ => words[place] = own,
+            }
+        }
+    }
+    let result = match number {
+        libc::SYS_rt_sigsuspend => Some(kernel(number, words)),
+        // The kernel's call needs the set, too.
+        _ => Some(entry::ask(number, words).unwrap_or_else(|| kernel(number, words))),
+    };
+    std::hint::black_box((&set, &pair));
+    result
+}
+
+/// Makes a thread or a process. A child of vfork is one of fork: the parent's call returns on the same
+/// stack of the library, and the child may execute a program with connections of the parent.
+fn child(block: &'static Block, frame: &mut Frame) -> isize {
+    const SHARED: usize = libc::CLONE_VM as usize;
+    const WAITS: usize = libc::CLONE_VFORK as usize;
+    const TLS: usize = libc::CLONE_SETTLS as usize;
+    let (number, words) = (frame.rax as i64, frame.words());
+    let (result, stack, tls) = match number {
+        libc::SYS_clone if words[0] & (SHARED | WAITS) == SHARED => return thread(block, frame),
+        libc::SYS_clone => {
+            let [flags, stack, parent, id, tls, _] = words;
+            let words = [flags & !(SHARED | WAITS), 0, parent, id, tls, 0];
+            let result = entry::ask(number, words).unwrap_or_else(|| kernel(number, words));
+            (result, stack, (flags & TLS != 0).then_some(tls))
+        }
+        libc::SYS_clone3 => {
+            // Programs go on with `clone`.
+            (entry::ask(number, words).unwrap_or(-(libc::ENOSYS as isize)), 0, None)
+        }
+        _ => {
+            let words = [libc::SIGCHLD as usize, 0, 0, 0, 0, 0];
+            let number = libc::SYS_clone;
+            (entry::ask(number, words).unwrap_or_else(|| kernel(number, words)), 0, None)
+        }
+    };
+    if result == 0 {
+        if stack != 0 {
+            frame.rsp = stack;
+        }
+        frame.own = tls.unwrap_or(frame.own);
+        // SAFETY: a cell of this thread.
+        unsafe { *block.own.get() = frame.own };
+        arm(block);
+    }
+    result
+}
+
+/// Makes a thread with the program's memory.
+fn thread(block: &'static Block, frame: &Frame) -> isize {
+    let [flags, stack, parent, id, tls, _] = frame.words();
+    let made = || {
+        let new = lent::lend()?;
+        new.dispatch.prepare().map(|()| new).or_else(|| {
+            new.is_used.store(0, Ordering::Release);
+            None
+        })
+    };
+    let Some(new) = made() else { return -(libc::EAGAIN as isize) };
+    entry::ask(libc::SYS_clone, frame.words());
+    let has_tls = flags & libc::CLONE_SETTLS as usize != 0;
+    let mut copy = Frame { ..*frame };
+    copy.own = if has_tls { tls } else { frame.own };
+    copy.rsp = if stack != 0 { stack } else { frame.rsp };
+    copy.set_result(0);
+    let before = mask();
+    new.dispatch.mask.store(before, Ordering::Relaxed);
+    set_mask(&u64::MAX);
+    // SAFETY: the stack of a block without a thread, and the program's arguments.
+    let made = unsafe {
+        first_frame(new).write(copy);
+        *new.own.get() = if has_tls { tls } else { *block.own.get() };
+        clone_thread(flags, stack, parent, id, tls, new)
+    };
+    if made < 0 {
+        new.is_used.store(0, Ordering::Release);
+    }
+    set_mask(&before);
+    made
+}
+
+/// The beginning of a new thread, with the lent thread's pointer.
+extern "C" fn begin_thread() {
+    let block = current();
+    arm(block);
+    set_mask(&block.dispatch.mask.load(Ordering::Relaxed));
+}
+
+/// Calls a handler of the program from the library's.
+///
+/// # Safety
+/// The arguments are the kernel's, and the handler is the program's.
+pub(super) unsafe fn call_handler(
+    handler: usize,
+    signal: c_int,
+    info: *mut libc::siginfo_t,
+    context: *mut c_void,
+) {
+    let block = current();
+    let level = &block.dispatch.level;
+    let before = level.load(Ordering::Relaxed);
+    // SAFETY: the caller's promise.
+    unsafe {
+        let registers = &(*context.cast::<libc::ucontext_t>()).uc_mcontext.gregs;
+        let interrupted = registers[libc::REG_RSP as usize] as usize;
+        if let Some(free) = block.free_below(interrupted) {
+            level.store(free, Ordering::Relaxed);
+        }
+        with_own_pointer(signal, info.cast(), context, handler);
+    }
+    level.store(before, Ordering::Relaxed);
+}

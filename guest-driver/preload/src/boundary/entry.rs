@@ -29,6 +29,11 @@ static ANSWER: OnceBox<Answer> = OnceBox::new();
 /// Sets the numbers with an answer of the library.
 pub(super) fn set(calls: &[i64], answer: Answer) {
     let _ = ANSWER.set(answer);
+    add(calls);
+}
+
+/// Adds numbers to those with an answer.
+pub(super) fn add(calls: &[i64]) {
     for place in calls.iter().filter_map(|number| CALLS.get(*number as usize)) {
         place.store(1, Ordering::Relaxed);
     }
@@ -58,17 +63,22 @@ pub(super) struct Frame {
 unsafe extern "C" fn answer(frame: *mut Frame) -> u32 {
     threads::in_call();
     // SAFETY: the caller's promise.
-    u32::from(ask(unsafe { &mut *frame }))
+    u32::from(ask_frame(unsafe { &mut *frame }))
 }
 
 /// Asks the library for its answer. `false`: the call is the kernel's.
-pub(super) fn ask(frame: &mut Frame) -> bool {
+pub(super) fn ask_frame(frame: &mut Frame) -> bool {
     let words = [frame.rdi, frame.rsi, frame.rdx, frame.r10, frame.r8, frame.r9];
-    let result = ANSWER.get().and_then(|answer| answer(frame.rax as i64, words));
+    let result = ask(frame.rax as i64, words);
     if let Some(result) = result {
         frame.rax = result as usize;
     }
     result.is_some()
+}
+
+/// The library's answer. `None`: the call is the kernel's.
+pub(super) fn ask(number: i64, words: [usize; 6]) -> Option<isize> {
+    ANSWER.get().and_then(|answer| answer(number, words))
 }
 
 // One `threads::State` per thread.

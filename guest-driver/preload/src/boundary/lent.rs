@@ -13,30 +13,34 @@ use std::mem::offset_of;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicUsize, Ordering};
 
 use super::entry::{self, Frame};
+use super::words::Words;
+use crate::sys::STACK as STACK_OF_LIBRARY;
 use crate::sys::fork_lock::ForkMutex;
 use crate::sys::own_stack::OwnStack;
 use crate::sys::raw;
 
 /// The words of a thread of the program.
 #[repr(C)]
-struct Block {
+pub(super) struct Block {
     /// The end of the library's stack.
-    stack: usize,
+    pub(super) stack: usize,
     /// Not zero: the thread is between the entry and the way back.
     busy: AtomicU8,
     /// Not zero: a thread of the program has the block.
-    is_used: AtomicU8,
+    pub(super) is_used: AtomicU8,
     /// Not zero: the maker of the thread still reads the block.
     is_new: AtomicU8,
     /// The thread pointer of the lent thread.
-    lent: usize,
+    pub(super) lent: usize,
     /// The thread pointer of the program, while the thread is busy.
-    own: UnsafeCell<usize>,
+    pub(super) own: UnsafeCell<usize>,
     /// The block of the next child.
     child: UnsafeCell<usize>,
     /// The block of the maker, and the tail of its thunk.
     maker: UnsafeCell<usize>,
     tail: UnsafeCell<usize>,
+    /// For dispatched system calls.
+    pub(super) dispatch: Words,
 }
 
 // SAFETY: the cells are of the thread that has the block, or of its maker until the thread begins.
@@ -49,8 +53,10 @@ static BLOCKS: ForkMutex<Vec<&'static Block>> = ForkMutex::new(Vec::new());
 
 /// The addresses of the program's handlers by signal, and of the library's handler; 0: the program's
 /// threads are libc's.
-static HANDLERS: AtomicUsize = AtomicUsize::new(0);
-static ON_SIGNAL: AtomicUsize = AtomicUsize::new(0);
+pub(super) static HANDLERS: AtomicUsize = AtomicUsize::new(0);
+pub(super) static ON_SIGNAL: AtomicUsize = AtomicUsize::new(0);
+/// The kernel's handler of the program's signals.
+static KERNEL_HANDLER: AtomicUsize = AtomicUsize::new(0);
 
 /// Whether the processor's instructions for thread pointers may be used.
 fn has_instructions() -> bool {
@@ -60,11 +66,12 @@ fn has_instructions() -> bool {
 }
 
 /// Gives the calling thread a block: the first thread of the program, with libc's first thread.
-/// `handlers`, `on_signal`: the table of the program's signal handlers, and the library's handler.
+/// `handlers`, `library`: the table of the program's signal handlers, and the library's handler.
+/// `kernel`: the handler in place of the program's.
 ///
 /// # Errors
 /// The reason why no thread can be lent.
-pub(super) fn prepare(handlers: usize, on_signal: usize) -> Result<(), String> {
+pub(super) fn prepare(handlers: usize, library: usize, kernel: usize) -> Result<(), String> {
     if !has_instructions() {
         return Err("the kernel lets no program set its thread pointer here (FSGSBASE)".into());
     }
@@ -75,7 +82,8 @@ pub(super) fn prepare(handlers: usize, on_signal: usize) -> Result<(), String> {
     let next = lend().ok_or("no thread can be made for the library")?;
     next.is_used.store(0, Ordering::Relaxed);
     HANDLERS.store(handlers, Ordering::Relaxed);
-    ON_SIGNAL.store(on_signal, Ordering::Relaxed);
+    ON_SIGNAL.store(library, Ordering::Relaxed);
+    KERNEL_HANDLER.store(kernel, Ordering::Relaxed);
     Ok(())
 }
 
@@ -104,8 +112,17 @@ impl Block {
             child: UnsafeCell::new(0),
             maker: UnsafeCell::new(0),
             tail: UnsafeCell::new(0),
+            dispatch: Words::default(),
         };
         Some(Box::leak(Box::new(block)))
+    }
+
+    /// The end of the free part of the library's stack below a stack pointer on this stack.
+    pub(super) fn free_below(&self, rsp: usize) -> Option<usize> {
+        /// Bytes below a stack pointer that a function may use without a change of the stack pointer.
+        const RED_ZONE: usize = 128;
+        let is_here = self.stack.wrapping_sub(rsp) < STACK_OF_LIBRARY;
+        is_here.then_some(rsp.wrapping_sub(RED_ZONE) & !15)
     }
 
     fn is_free(&self) -> bool {
@@ -115,7 +132,7 @@ impl Block {
 }
 
 /// The block of the calling thread, which has one.
-fn current<'a>() -> &'a Block {
+pub(super) fn current() -> &'static Block {
     let at: *const Block;
     // SAFETY: reads a register; only threads with a block come here, and blocks live for ever.
     unsafe {
@@ -125,7 +142,7 @@ fn current<'a>() -> &'a Block {
 }
 
 /// Takes a block for a new thread. `None`: there is no memory.
-fn lend() -> Option<&'static Block> {
+pub(super) fn lend() -> Option<&'static Block> {
     let mut blocks = BLOCKS.lock();
     if let Some(block) = blocks.iter().find(|block| block.is_free()) {
         block.is_used.store(1, Ordering::Relaxed);
@@ -206,7 +223,7 @@ unsafe extern "C" fn answer(frame: *mut Frame) -> u32 {
     // SAFETY: the caller's promise.
     let frame = unsafe { &mut *frame };
     let (number, flags) = (frame.rax as i64, frame.rdi);
-    if entry::ask(frame) {
+    if entry::ask_frame(frame) {
         frame.rcx += entry::ANSWERED;
         return BACK;
     }
@@ -387,16 +404,20 @@ unsafe extern "C" fn on_signal() {
 }
 
 /// The kernel's handler of the program's signals. `None`: the library's.
-pub(crate) fn kernel_handler() -> Option<usize> {
-    let is_lent = HANDLERS.load(Ordering::Relaxed) != 0;
-    is_lent.then_some(on_signal as unsafe extern "C" fn() as *const c_void as usize)
+pub(super) fn kernel_handler() -> Option<usize> {
+    Some(KERNEL_HANDLER.load(Ordering::Relaxed)).filter(|handler| *handler != 0)
+}
+
+/// The handler for the kernel.
+pub(super) fn own_handler() -> usize {
+    on_signal as unsafe extern "C" fn() as *const c_void as usize
 }
 
 /// Calls a handler of the program from the library's, with the program's thread pointer.
 ///
 /// # Safety
 /// The arguments are the kernel's, and the handler is the program's.
-pub(crate) unsafe fn call_handler(
+pub(super) unsafe fn call_handler(
     handler: usize,
     signal: c_int,
     info: *mut libc::siginfo_t,

@@ -1,18 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The second door of a program to the library: system calls of the program's own instructions. The
-//! door is for programs written in Go; calls of libc's functions have their hooks.
+//! door is for programs written in Go and for static programs; calls of libc's functions have their
+//! hooks.
 //!
-//! Before the program's first instruction, each known system call of the file becomes a jump: from the
-//! call to unused bytes between two functions, and from there to a *thunk* (`patch`). The thunk jumps
-//! to the *entry* (`entry`). The entry leaves most numbers to the kernel, and calls the library for the
-//! others. docs/preload.md has the rules.
+//! In a program written in Go, each known system call of the file becomes a jump before the program's
+//! first instruction: from the call to unused bytes between two functions, and from there to a *thunk*
+//! (`patch`). The thunk jumps to the *entry* (`entry`, `lent`). In other static programs the kernel
+//! refuses each system call by a signal, whose handler leads to another entry (`stubs`, `dispatch`).
+//! The entries leave most numbers to the kernel, and call the library for the others. docs/preload.md
+//! has the rules.
 
+mod dispatch;
 mod entry;
-pub(crate) mod lent;
+mod lent;
 mod patch;
+mod stubs;
 mod threads;
+mod words;
 
-use std::ffi::CString;
+use std::ffi::{CString, c_int, c_void};
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 
@@ -32,19 +38,58 @@ pub(crate) struct Handlers {
     pub(crate) library: usize,
 }
 
-/// Takes over the system calls of a program written in Go. `answer`: for the numbers in `calls`.
-/// Called before the program's first instruction.
+/// Takes over the system calls of a program written in Go, or of another static one. `answer`: for the
+/// numbers in `calls`. Called before the program's first instruction.
 pub(crate) fn begin(calls: &[i64], answer: Answer, handlers: Handlers) {
     let Ok(file) = File::open("/proc/self/exe") else { return };
-    let Some(program) = GoProgram::of_file(&file) else { return };
-    let done = program.map_err(|why| why.to_string()).and_then(|program| {
-        entry::set(calls, answer);
-        take_over(&program, handlers)
-    });
+    let done = match GoProgram::of_file(&file) {
+        Some(program) => {
+            let done = program.map_err(|why| why.to_string()).and_then(|program| {
+                entry::set(calls, answer);
+                take_over(&program, handlers)
+            });
+            done.map_err(|why| format!("written in Go: {why}"))
+        }
+        None if Beginning::of_this_process().is_some() => {
+            entry::set(calls, answer);
+            dispatch::prepare(handlers.table, handlers.library)
+                .map_err(|why| format!("a static program: {why}"))
+        }
+        None => return,
+    };
     let Ok(data) = file.metadata() else { return };
     match done {
         Ok(()) => own_calls::note_taken_over(data.ino()),
-        Err(why) => own_calls::note_go(data.ino(), why),
+        Err(why) => own_calls::note_not_taken_over(data.ino(), why),
+    }
+}
+
+/// The kernel's handler of the program's signals. `None`: the library's.
+pub(crate) fn kernel_handler() -> Option<usize> {
+    lent::kernel_handler()
+}
+
+/// Whether a libc of the program's own has signals for itself, with handlers.
+pub(crate) fn has_libc_of_its_own() -> bool {
+    dispatch::is_on()
+}
+
+/// Calls a handler of the program from the library's, with the program's thread pointer.
+///
+/// # Safety
+/// The arguments are the kernel's, and the handler is the program's. There is a [`kernel_handler`].
+pub(crate) unsafe fn call_handler(
+    handler: usize,
+    signal: c_int,
+    info: *mut libc::siginfo_t,
+    context: *mut c_void,
+) {
+    // SAFETY: the caller's promises.
+    unsafe {
+        match dispatch::is_on() {
+            true => dispatch::call_handler(handler, signal, info, context),
+            false => lent::call_handler(handler, signal, info, context),
+        }
     }
 }
 
@@ -54,6 +99,9 @@ pub(crate) fn run_static_program(withheld: &str) {
     let Some(beginning) = Beginning::of_this_process() else { return };
     if let Ok(name) = CString::new(format!("{withheld}=")) {
         beginning.withhold(&name);
+    }
+    if dispatch::is_on() {
+        dispatch::begin();
     }
     // SAFETY: the dynamic linker calls the library on the program's first thread, and needs no return:
     // the constructors of all libraries before this one have run.
@@ -75,7 +123,7 @@ fn take_over(program: &GoProgram, handlers: Handlers) -> Result<(), String> {
         let (address, busy) = (entry::address(), threads::place_of_busy());
         return patch::apply(program, headers(), &Entry { address, prefix: entry::PREFIX, busy });
     }
-    lent::prepare(handlers.table, handlers.library)?;
+    lent::prepare(handlers.table, handlers.library, lent::own_handler())?;
     let (address, prefix, busy) = (lent::address(), lent::PREFIX, lent::PLACE_OF_BUSY);
     patch::apply(program, headers(), &Entry { address, prefix, busy })?;
     lent::begin();

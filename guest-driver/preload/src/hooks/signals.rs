@@ -10,7 +10,7 @@ use ism_sys::interrupt;
 use libc::{sigaction as Action, siginfo_t, sigset_t};
 
 #[cfg(target_arch = "x86_64")]
-use crate::boundary::{Handlers, lent};
+use crate::boundary::{self, Handlers};
 use crate::config;
 use crate::hooks::libc_symbols::call_libc;
 use crate::sys::raw;
@@ -40,20 +40,27 @@ const FAULTS: [c_int; 7] = [
     libc::SIGABRT,
 ];
 
+/// Signals of libc. Never blocked by the library, and so never deferred either.
+const OF_LIBC: std::ops::Range<c_int> = 32..34;
+
 fn bit(signal: c_int) -> u64 {
     1 << (signal - 1)
 }
 
 /// The place of a signal's handler, for signals open to programs.
 fn place(signal: c_int) -> Option<&'static AtomicUsize> {
-    let of_libc = (32..34).contains(&signal);
+    #[cfg(target_arch = "x86_64")]
+    let is_libcs = !boundary::has_libc_of_its_own();
+    #[cfg(not(target_arch = "x86_64"))]
+    let is_libcs = true;
+    let of_libc = is_libcs && OF_LIBC.contains(&signal);
     let at = usize::try_from(signal).ok().filter(|at| *at > 0 && !of_libc)?;
     HANDLERS.get(at).filter(|_| config::get().is_some())
 }
 
 fn own() -> usize {
     #[cfg(target_arch = "x86_64")]
-    if let Some(own) = lent::kernel_handler() {
+    if let Some(own) = boundary::kernel_handler() {
         return own;
     }
     on_signal as Handler as usize
@@ -71,9 +78,9 @@ pub(super) fn of_boundary() -> Handlers {
 /// The arguments are the kernel's, and the handler is the program's.
 unsafe fn call(handler: usize, signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
     #[cfg(target_arch = "x86_64")]
-    if lent::kernel_handler().is_some() {
+    if boundary::kernel_handler().is_some() {
         // SAFETY: the caller's promises. Such a thread comes here from the library only.
-        return unsafe { lent::call_handler(handler, signal, info, context) };
+        return unsafe { boundary::call_handler(handler, signal, info, context) };
     }
     // SAFETY: the caller's promises.
     unsafe { std::mem::transmute::<usize, Handler>(handler)(signal, info, context) }
@@ -105,9 +112,14 @@ unsafe extern "C-unwind" fn on_signal(signal: c_int, info: *mut siginfo_t, conte
 /// As the kernel calls a handler.
 #[cold]
 unsafe fn rarely(signal: c_int, info: *mut siginfo_t, context: *mut c_void, handler: usize) {
-    let is_fault = FAULTS.contains(&signal);
+    let is_fault = FAULTS.contains(&signal) || OF_LIBC.contains(&signal);
     if interrupt::is_inside() && !is_fault {
-        let flags = raw::action_of(signal).map_or(0, |[_, flags]| flags as c_int);
+        let [handler, flags] = raw::action_of(signal).unwrap_or_default();
+        let flags = flags as c_int;
+        if handler == 0 && flags & libc::SA_RESETHAND != 0 {
+            // Set by a system call of the program. The repeated signal is for the handler, too.
+            raw::set_handler_again(signal, own());
+        }
         if flags & libc::SA_NODEFER != 0 {
             // The repeated signal would come at once, here.
             raw::block_signal(signal);

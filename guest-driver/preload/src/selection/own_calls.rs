@@ -80,7 +80,7 @@ fn on_own_stack<T>(work: impl FnOnce() -> T) -> T {
 fn note_file(file: &Path) {
     let name = file.file_name().unwrap_or_default().to_string_lossy();
     match WHY_NOT.get().filter(|(inode, _)| inode_of(file) == Some(*inode)) {
-        Some((_, why)) => note(&format!("the kernel (in {name}, written in Go: {why})")),
+        Some((_, why)) => note(&format!("the kernel (in {name}, {why})")),
         None => note(&format!("the kernel (in {name})")),
     }
 }
@@ -107,9 +107,9 @@ pub(crate) fn is_taken_over() -> bool {
     IS_TAKEN_OVER.load(Ordering::Relaxed)
 }
 
-/// Notes why the library cannot take over the calls of a program written in Go.
+/// Notes why the library cannot take over the calls of a program.
 #[cfg(target_arch = "x86_64")]
-pub(crate) fn note_go(inode: u64, why: String) {
+pub(crate) fn note_not_taken_over(inode: u64, why: String) {
     let _ = WHY_NOT.set((inode, why));
 }
 

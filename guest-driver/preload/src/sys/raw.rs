@@ -353,6 +353,17 @@ pub(crate) fn set_action(signal: c_int, action: &[usize; 4]) -> Option<[usize; 4
     Some(before)
 }
 
+/// Sets the kernel's handler of a signal, with the flags and the mask as they are.
+pub(crate) fn set_handler_again(signal: c_int, handler: usize) {
+    let mut action = [0usize; 4];
+    let at = action.as_mut_ptr() as usize;
+    // SAFETY: there is room for the kernel's struct of four words.
+    if unsafe { call(libc::SYS_rt_sigaction, [signal as usize, 0, at, 8, 0, 0]) }.is_ok() {
+        action[0] = handler;
+        set_action(signal, &action);
+    }
+}
+
 /// Replaces the kernel's handler of a signal. Returns the old handler.
 pub(crate) fn replace_handler(signal: c_int, handler: usize, flags: c_int) -> Option<usize> {
     set_action(signal, &action(handler, flags, 0)).map(|[before, ..]| before)
