@@ -44,10 +44,10 @@ impl TargetProgram<'_> {
 
     /// Whether the program is a static one, and has this library if a dynamic linker is loaded into it.
     pub(crate) fn needs_linker(&self, library: &Path) -> bool {
-        takes_calls_over()
+        config::get().is_some_and(|config| config.go)
             && self.found().is_some_and(|file| {
                 is_executable(&file)
-                    && go_program::door(&file, find) == Some(Ok(Door::LoadedSystemCalls))
+                    && door_by_loader(&file)
                     && self.has_same_settings(&file, library)
             })
     }
@@ -115,7 +115,16 @@ fn has_door(file: &Path) -> bool {
     }
 }
 
-/// Whether the system calls of the next program may be taken over.
+/// Whether a program has a door by a loader.
+fn door_by_loader(file: &Path) -> bool {
+    match go_program::door(file, find) {
+        Some(Ok(Door::LoadedSystemCalls)) => takes_calls_over(),
+        Some(Ok(door)) => door.needs_loader(),
+        _ => false,
+    }
+}
+
+/// Whether the system calls of the next program may be replaced.
 fn takes_calls_over() -> bool {
     // The next program inherits the prohibition.
     config::get().is_some_and(|config| config.go) && raw::may_change_instructions()

@@ -30,6 +30,16 @@ pub enum Door {
     SystemCalls,
     /// Variant of [`Door::SystemCalls`] for a program without a dynamic linker.
     LoadedSystemCalls,
+    /// The program is static, not written in Go, and its system calls are refused by the kernel for the
+    /// library.
+    Dispatch,
+}
+
+impl Door {
+    /// Whether the library comes by a loader.
+    pub fn needs_loader(self) -> bool {
+        matches!(self, Door::LoadedSystemCalls | Door::Dispatch)
+    }
 }
 
 /// Why a program has no door.
@@ -44,6 +54,9 @@ pub enum NoDoor {
     /// The user does not want the system calls to be taken over.
     #[error("it is written in Go (--go puts it on SMC)")]
     Unwanted,
+    /// Variant of [`NoDoor::Unwanted`] for another static program.
+    #[error("it is a static program (--system-calls puts it on SMC)")]
+    UnwantedStatic,
 }
 
 /// The door of a program. `None`: the file does not tell, as for [`program_file::obstacle`], whose
@@ -63,6 +76,7 @@ pub fn door(
             };
             Some(read.map(door).map_err(NoDoor::Go))
         }
+        Err(Obstacle::Static) if cfg!(target_arch = "x86_64") => Some(Ok(Door::Dispatch)),
         Err(obstacle) => Some(Err(NoDoor::File(obstacle))),
     }
 }

@@ -46,14 +46,20 @@ pub(super) fn program(name: &OsStr) -> Result<Finding, CliError> {
         Some(Ok(Door::SystemCalls)) => {
             of(Status::Ok, "it is written in Go, and smc run --go takes over its system calls")
         }
-        Some(Ok(Door::LoadedSystemCalls)) => match Loader::start() {
+        Some(Ok(door)) => match Loader::start() {
             Ok(loader) => {
                 loader.withdraw();
-                of(
-                    Status::Ok,
-                    "it is a static program in Go, and smc run --go loads the library and takes over \
-                     its system calls",
-                )
+                let says = match door {
+                    Door::Dispatch => {
+                        "it is a static program, and smc run --system-calls loads the library and has \
+                         the kernel refuse its system calls for the library"
+                    }
+                    _ => {
+                        "it is a static program in Go, and smc run --go loads the library and takes \
+                         over its system calls"
+                    }
+                };
+                of(Status::Ok, says)
             }
             Err(why) => of(Status::No, &format!("stays on TCP under smc run: {why}")),
         },

@@ -136,6 +136,9 @@ impl Service {
             Some(Ok(Door::SystemCalls | Door::LoadedSystemCalls)) => {
                 self.notes.insert("written in Go: needs smc run --go".into());
             }
+            Some(Ok(Door::Dispatch)) => {
+                self.notes.insert("a static program: needs smc run --system-calls".into());
+            }
             Some(Err(why)) => {
                 self.obstacles.insert(why.to_string());
             }

@@ -43,6 +43,7 @@ pub(crate) fn find(name: &OsStr) -> Result<PathBuf, NoProgram> {
 pub(super) fn obstacle(door: Option<Result<Door, NoDoor>>, go: bool) -> Option<NoDoor> {
     match door? {
         Ok(Door::SystemCalls | Door::LoadedSystemCalls) if !go => Some(NoDoor::Unwanted),
+        Ok(Door::Dispatch) if !go => Some(NoDoor::UnwantedStatic),
         door => door.err(),
     }
 }

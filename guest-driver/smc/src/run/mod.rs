@@ -17,7 +17,6 @@ use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 
 use clap::{ArgAction, Args};
-use guest_driver::go_program::Door;
 use guest_driver::traffic;
 use ism_sys::Loader;
 
@@ -65,8 +64,9 @@ Examples:
   smc run --status /tmp/status --peer 10.0.0.0/8 curl http://10.0.0.2/
   smc run --always '*:80' ab -n 1000 http://10.0.0.2/
 
-Left on TCP, with a notice (an error with --strict): programs in Go without
---go (\"smc doctor PROGRAM\" tells of each), other static programs, programs for another libc, and those with more rights than their user (setuid).
+Left on TCP, with a notice (an error with --strict): programs in Go and static ones without
+--system-calls (\"smc doctor PROGRAM\" tells of each), programs for another libc, and those with more
+rights than their user (setuid).
 io_uring is not offered to the program, which then uses epoll.
 
 Exit status: that of the program; 125 if \"smc run\" itself fails, 126 if the program is found and
@@ -140,9 +140,10 @@ pub(crate) struct RunArgs {
           default_value = "false", default_missing_value = "true", action = ArgAction::Set)]
     stay_on_tcp: bool,
 
-    /// Put programs in Go on SMC, too, by taking over their system calls. An experiment: small requests
-    /// are slower there than on TCP.
-    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, env = "SMC_GO",
+    /// Put programs on SMC, too, that make system calls themselves: programs in Go, and static ones. An
+    /// experiment: small requests are slower there than on TCP.
+    #[arg(long = "system-calls", visible_alias = "go", value_name = "BOOL", num_args = 0..=1,
+          require_equals = true, env = "SMC_GO",
           default_value = "false", default_missing_value = "true", action = ArgAction::Set)]
     go: bool,
 
@@ -189,7 +190,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode, CliError> {
     let by_kernel = kernel::is_chosen(args)
         .map_err(|why| CliError::Run { program: name.to_string_lossy().into(), why })?;
     let door = if by_kernel { None } else { inspect::door(&program) };
-    let has_linker = door != Some(Ok(Door::LoadedSystemCalls));
+    let has_linker = !matches!(door, Some(Ok(door)) if door.needs_loader());
     let obstacle = match by_kernel {
         true => inspect::obstacle_for_libc(&program),
         false => inspect::obstacle(door, args.go).map(|obstacle| obstacle.to_string()),
