@@ -426,7 +426,7 @@ pub fn compiled(name: &str, options: &[&str]) -> PathBuf {
 
 /// A program or library of a folder of `tests`. The file is in Cargo's directory for tests.
 pub fn compiled_of(folder: &str, name: &str, options: &[&str]) -> PathBuf {
-    let tag = options.concat().replace(['=', '-'], "");
+    let tag = options.concat().replace(['=', '-', '/'], "");
     let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{tag}"));
     let source = format!("{}/tests/{folder}/{name}.c", env!("CARGO_MANIFEST_DIR"));
     let changed = |path: &Path| path.metadata().and_then(|of| of.modified());
