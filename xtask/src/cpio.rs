@@ -3,6 +3,10 @@
 //! (Linux, Documentation/driver-api/early-userspace/buffer-format.rst).
 
 use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use crate::tool::{ToolError, at};
 
 const DIRECTORY: u32 = 0o040_755;
 const PROGRAM: u32 = 0o100_755;
@@ -34,6 +38,27 @@ impl Tree {
     /// Adds a symbolic link.
     pub(crate) fn link(&mut self, path: &str, target: &str) {
         self.add(path, LINK, target.as_bytes().to_vec());
+    }
+
+    /// Adds a file, a link, or a directory with all of its files. Sockets and devices are left out.
+    ///
+    /// # Errors
+    /// A file cannot be read.
+    pub(crate) fn copy(&mut self, from: &Path, path: &str) -> Result<(), ToolError> {
+        let kind = fs::symlink_metadata(from).map_err(at(from))?.file_type();
+        if kind.is_symlink() {
+            let target = fs::read_link(from).map_err(at(from))?;
+            self.link(path, &target.to_string_lossy());
+        } else if kind.is_file() {
+            self.file(path, fs::read(from).map_err(at(from))?);
+        } else if kind.is_dir() {
+            self.directory(path);
+            for entry in fs::read_dir(from).map_err(at(from))? {
+                let entry = entry.map_err(at(from))?;
+                self.copy(&entry.path(), &format!("{path}/{}", entry.file_name().display()))?;
+            }
+        }
+        Ok(())
     }
 
     fn add(&mut self, path: &str, mode: u32, bytes: Vec<u8>) {
@@ -109,5 +134,22 @@ mod tests {
         let paths: Vec<&str> = tree.entries.keys().map(String::as_str).collect();
         assert_eq!(paths, ["bin", "bin/sh", "lib", "lib/x", "lib/x/y", "lib/x/y/libc.so", "proc"]);
         assert!(tree.has("/lib/x") && !tree.has("/lib/z"));
+    }
+
+    #[test]
+    fn a_copied_directory_has_its_files_and_links() {
+        let place = smc_test_support::TestDir::new();
+        fs::create_dir_all(place.path("usr/lib")).unwrap();
+        fs::write(place.path("usr/lib/libc.so.6"), "libc").unwrap();
+        std::os::unix::fs::symlink("/usr/lib", place.path("lib")).unwrap();
+        let mut tree = Tree::default();
+        for name in ["usr", "lib"] {
+            tree.copy(&place.path(name), name).unwrap();
+        }
+        let of = |path: &str| tree.entries[path].clone();
+        assert_eq!(of("usr/lib/libc.so.6"), (PROGRAM, b"libc".to_vec()));
+        assert_eq!(of("lib"), (LINK, b"/usr/lib".to_vec()));
+        assert_eq!(tree.entries.len(), 4);
+        assert!(tree.copy(&place.path("none"), "none").is_err());
     }
 }

@@ -13,7 +13,7 @@ use std::time::Instant;
 use serde_json::Value;
 
 use crate::packages::{apt_install, has_program};
-use crate::tool::{self, ToolError};
+use crate::tool::{self, ToolError, wrong};
 use exceptions::{CRATES, EXCEPTIONS, Exception, NOT_RUN};
 pub(crate) use machine::Machine;
 
@@ -39,13 +39,13 @@ pub(crate) struct Args {
     #[arg(long)]
     all: bool,
 
-    /// Run `smc demo` in a guest with Debian's kernel instead (aarch64).
+    /// Run `smc demo`, and redis by `smc run`, in emulated guests with Debian's kernels and libcs instead.
     #[arg(long, conflicts_with_all = ["only", "all"])]
     system: bool,
 
-    /// With Debian 13's kernel with pages of 16 KiB, instead of this distribution's with 4 KiB.
+    /// Only the guest of this distribution.
     #[arg(long, requires = "system")]
-    large_pages: bool,
+    distribution: Option<system::Distribution>,
 
     /// Install missing Debian packages, as root. CI=true says the same.
     #[arg(long)]
@@ -71,7 +71,13 @@ pub(crate) fn run(args: &Args, root: &Path) -> Result<ExitCode, ToolError> {
     let install = args.install_deps || tool::is_true("CI");
     ensure(machine, install)?;
     if args.system {
-        return system::run(machine, root, install, args.large_pages);
+        return system::run(machine, root, install, args.distribution);
+    }
+    if machine == Machine::X86 {
+        return Err(wrong(
+            "cargo xtask cross",
+            "the tests of this machine are those of cargo test",
+        ));
     }
     let begin = Instant::now();
     let suites = build(machine, &args.only, root)?;
@@ -93,7 +99,8 @@ pub(crate) fn run(args: &Args, root: &Path) -> Result<ExitCode, ToolError> {
 fn ensure(machine: Machine, install: bool) -> Result<(), ToolError> {
     let is_there = || {
         let libc = Path::new(&machine.libraries()).join("lib/crt1.o").exists();
-        has_program(&machine.linker()) && has_program(&machine.emulator()) && libc
+        let is_own = machine == Machine::X86;
+        has_program(&machine.program("gcc")) && (is_own || libc && has_program(&machine.emulator()))
     };
     if !is_there() {
         let packages = machine.packages();
