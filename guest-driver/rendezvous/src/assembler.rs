@@ -87,6 +87,8 @@ pub(super) enum Helper {
     SetSockOpt = 49,
     GetSockOpt = 57,
     SetCallbacks = 59,
+    SocketHashUpdate = 70,
+    RedirectMessage = 71,
     SocketStorage = 107,
     GetNetnsCookie = 122,
     LoadHeaderOption = 142,
@@ -187,6 +189,11 @@ impl Assembler {
     /// `dst >>= bits`, without sign.
     pub(super) fn shift_right(&mut self, dst: Reg, bits: i32) {
         self.put(0x77, dst, 0, 0, bits);
+    }
+
+    /// `dst = htobe32(dst)`
+    pub(super) fn big_endian(&mut self, dst: Reg) {
+        self.put(0xdc, dst, 0, 0, 32);
     }
 
     /// `base[offset] += src`, 64 bits, atomically.

@@ -17,6 +17,8 @@ pub(super) enum Hook {
     SetSockOpt,
     /// getsockopt(2) calls of the processes of a cgroup.
     GetSockOpt,
+    /// Messages sent by the sockets of a map.
+    Message,
 }
 
 impl Hook {
@@ -25,6 +27,7 @@ impl Hook {
         match self {
             Hook::SockOps => 13,
             Hook::SetSockOpt | Hook::GetSockOpt => 25,
+            Hook::Message => 16,
         }
     }
 
@@ -34,6 +37,7 @@ impl Hook {
             Hook::SockOps => 3,
             Hook::SetSockOpt => 22,
             Hook::GetSockOpt => 21,
+            Hook::Message => 7,
         }
     }
 }
@@ -49,6 +53,8 @@ pub(super) enum MapKind {
     /// A value in a socket, freed with the socket. Accepted sockets start with a copy of the listener's
     /// value.
     SocketStorage,
+    /// A hash table of sockets.
+    SocketHash,
 }
 
 impl MapKind {
@@ -57,6 +63,7 @@ impl MapKind {
         match self {
             MapKind::ReadOnlyArray => 2,
             MapKind::LruHash => 9,
+            MapKind::SocketHash => 18,
             MapKind::PrefixTrie => 11,
             MapKind::SocketStorage => 24,
         }
@@ -173,7 +180,7 @@ impl<K: MapData, V: MapData> Map<K, V> {
         let mut attributes = Attributes::default();
         let flags = match kind {
             MapKind::ReadOnlyArray => F_MMAPABLE,
-            MapKind::LruHash => 0,
+            MapKind::LruHash | MapKind::SocketHash => 0,
             MapKind::PrefixTrie => F_NO_PREALLOC,
             MapKind::SocketStorage => F_NO_PREALLOC | F_CLONE,
         };
@@ -397,6 +404,20 @@ pub(super) fn attach_for_good(
     attributes.set_fd(4, program);
     attributes.set32(8, hook.attach_type());
     attributes.set32(12, F_ALLOW_MULTI);
+    // SAFETY: this command dereferences no addresses.
+    unsafe { bpf(PROG_ATTACH, &mut attributes).map(|_| ()) }
+}
+
+/// Attaches a program to a map of sockets, for as long as the map exists.
+pub(super) fn attach_to_map(
+    hook: Hook,
+    program: BorrowedFd<'_>,
+    map: BorrowedFd<'_>,
+) -> io::Result<()> {
+    let mut attributes = Attributes::default();
+    attributes.set_fd(0, map);
+    attributes.set_fd(4, program);
+    attributes.set32(8, hook.attach_type());
     // SAFETY: this command dereferences no addresses.
     unsafe { bpf(PROG_ATTACH, &mut attributes).map(|_| ()) }
 }

@@ -50,6 +50,7 @@ mod peer_discovery;
 mod peer_rule;
 mod policy;
 mod program;
+mod sockmap;
 mod unavailable;
 
 pub use granted::{cgroup_of, grant};
@@ -58,6 +59,7 @@ pub use peer_discovery::{
 };
 pub use peer_rule::{PeerRule, PeerRuleError};
 pub use policy::{AllowedProtocol, Policy, PolicyChoice, PolicyError, Share, UnknownKey};
+pub use sockmap::Sockmap;
 pub use unavailable::{Missing, Unavailable};
 
 use std::io;
