@@ -79,7 +79,7 @@ pub use registers::Registers;
 pub use saved::keep_private_copies;
 pub use seccomp::withhold_io_uring;
 pub use shared::{OutOfBounds, SharedSlice};
-pub use sockopt::{PeerProcess, TcpCounts, peer_process, tcp_counts};
+pub use sockopt::{PeerProcess, TcpCounts, peer_process, set_fast_open_connect, tcp_counts};
 pub use tcp::{HeldTcp, has_error, has_fin, reset_tcp, unacknowledged, unsent};
 pub use thread::{
     JoinOutcome, USUAL_STACK, await_names_of_threads, forget_unnamed_threads, join_within,

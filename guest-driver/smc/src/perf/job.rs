@@ -46,6 +46,12 @@ pub(super) enum TransportKind {
     Move,
     /// TCP.
     Tcp,
+    /// TCP between two network namespaces, by a pair of veth devices.
+    Veth,
+    /// TCP with a map of sockets in the kernel: a message goes straight to the peer's queue.
+    Sockmap,
+    /// TCP whose SYN carries the first bytes.
+    FastOpen,
     /// A virtio socket.
     Vsock,
     /// A Unix stream socket.
@@ -56,25 +62,47 @@ pub(super) enum TransportKind {
 
 impl TransportKind {
     /// Every transport, in the order of tables.
-    pub(super) const ALL: [TransportKind; 8] = [
+    pub(super) const ALL: [TransportKind; 11] = [
         TransportKind::Smc,
         TransportKind::Window,
         TransportKind::Bound,
         TransportKind::Move,
         TransportKind::Tcp,
+        TransportKind::Veth,
+        TransportKind::Sockmap,
+        TransportKind::FastOpen,
         TransportKind::Vsock,
         TransportKind::Unix,
         TransportKind::Ring,
     ];
 
     /// Transports between processes of one machine.
-    pub(super) const LOCAL: [TransportKind; 6] = [
+    pub(super) const LOCAL: [TransportKind; 9] = [
         TransportKind::Window,
         TransportKind::Bound,
         TransportKind::Move,
         TransportKind::Tcp,
+        TransportKind::Veth,
+        TransportKind::Sockmap,
+        TransportKind::FastOpen,
         TransportKind::Unix,
         TransportKind::Ring,
+    ];
+
+    /// Transports between machines.
+    pub(super) const BETWEEN: [TransportKind; 5] = [
+        TransportKind::Smc,
+        TransportKind::Window,
+        TransportKind::Move,
+        TransportKind::Tcp,
+        TransportKind::Vsock,
+    ];
+
+    /// Transports measured only if asked for, by name.
+    pub(super) const PEERS: [(&str, TransportKind); 3] = [
+        ("veth", TransportKind::Veth),
+        ("sockmap", TransportKind::Sockmap),
+        ("fast-open", TransportKind::FastOpen),
     ];
 
     /// Name of the transport in tables.
@@ -85,6 +113,9 @@ impl TransportKind {
             TransportKind::Bound => "SMC-D bound",
             TransportKind::Move => "SMC-D move",
             TransportKind::Tcp => "TCP",
+            TransportKind::Veth => "TCP by veth",
+            TransportKind::Sockmap => "TCP by sockmap",
+            TransportKind::FastOpen => "TCP Fast Open",
             TransportKind::Vsock => "vsock",
             TransportKind::Unix => "Unix socket",
             TransportKind::Ring => "raw shared memory",
@@ -131,6 +162,10 @@ pub(super) struct Job {
     pub(super) dir: PathBuf,
     /// Where the server listens; none in the server's own job.
     pub(super) address: String,
+    /// The network namespace of the process, if not the usual one.
+    pub(super) namespace: Option<PathBuf>,
+    /// The cgroup of the process, if not the usual one.
+    pub(super) cgroup: Option<PathBuf>,
     /// Bind the process to one processor: the first for servers, the second for clients.
     pub(super) pin: bool,
     /// The other processes of the run, if the client shall ask for their processor time.

@@ -144,6 +144,18 @@ impl Experiment {
         self
     }
 
+    /// Measures these transports as well, each where it differs from TCP.
+    pub(super) fn beside(mut self, peers: &[TransportKind]) -> Self {
+        let of_program = |peer: &TransportKind| {
+            *peer != TransportKind::FastOpen || self.program == Program::Short
+        };
+        let peers: Vec<_> = peers.iter().copied().filter(of_program).collect();
+        self.transports.extend(peers);
+        self.transports.sort_unstable();
+        self.transports.dedup();
+        self
+    }
+
     /// Removes the transports of SMC not needed by any row.
     fn only_what_rows_need(mut self) -> Self {
         let rows = &self.rows;

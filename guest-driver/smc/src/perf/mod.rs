@@ -11,6 +11,7 @@ mod programs;
 mod remote;
 mod report;
 mod run;
+mod run_settings;
 mod scale;
 mod usage;
 
@@ -96,6 +97,7 @@ Examples:
   smc perf --suite --json           the same, a JSON object a line
   smc perf rtt --size 1K --runs 9   one measure, other parameters
   smc perf bulk rtt --plot perf.svg a picture
+  smc perf conn --beside veth --beside fast-open   beside what containers have
   smc perf scale --plot scale.svg   curves with logarithmic axes
   smc perf --serve 7000             between two machines: on one of them
   smc perf --to 10.0.0.2:7000       on the other: the suite
@@ -105,7 +107,8 @@ does not apply. samples has the value of each run by transport. A run that fails
 the command then exits with 1. The ratio is smc over tcp, for times tcp over smc: more is better. ratio_low and
 ratio_high are the ends of the middle half of the rounds' ratios. cpu_smc, cpu_tcp and cpu_unix are
 processor time in cpu_unit, cpu_ratio is tcp over smc; others is the share of all processors' time
-that other processes used, 0 to 1. With --bound, bound is that of connections bound to their device,
+that other processes used, 0 to 1. With --beside, beside has for each peer value, ratio (smc over the
+peer), cpu, cpu_ratio and samples. With --bound, bound is that of connections bound to their device,
 and bound_ratio smc over bound. With --to the keys are measure, unit, runs, path, smc, tcp, vsock, ratio, vsock_ratio.";
 
 /// Heading of options.
@@ -205,6 +208,15 @@ pub(crate) struct PerfArgs {
     #[arg(long, conflicts_with_all = ["between"])]
     bound: bool,
 
+    /// Measure beside another peer; can be repeated. Needs root.
+    ///
+    /// veth: TCP by a pair of veth devices between two network namespaces, as containers have.
+    /// sockmap: TCP whose messages an eBPF program puts straight into the peer's queue. fast-open:
+    /// TCP Fast Open, with short connections only.
+    #[arg(long, value_name = "PEER", conflicts_with = "between",
+          value_parser = PossibleValuesParser::new(TransportKind::PEERS.map(|(name, _)| name)))]
+    beside: Vec<String>,
+
     /// Print a JSON object per measure instead of a table.
     #[arg(long)]
     json: bool,
@@ -283,6 +295,10 @@ pub(crate) fn run(args: &PerfArgs) -> Result<(), CliError> {
         true => experiments.into_iter().map(Experiment::and_bound).collect(),
         false => experiments,
     };
+    let is_wanted = |(name, _): &&(&str, _)| args.beside.iter().any(|wanted| wanted == name);
+    let peers: Vec<_> =
+        TransportKind::PEERS.iter().filter(is_wanted).map(|(_, peer)| *peer).collect();
+    let experiments: Vec<_> = experiments.into_iter().map(|e| e.beside(&peers)).collect();
     let runs = args.runs as usize;
     let plan = run::Plan { rounds: runs, seconds: args.seconds, pin: args.pin };
     if names.contains(&"scale") {

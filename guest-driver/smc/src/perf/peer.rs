@@ -2,6 +2,7 @@
 //! The two processes of a run.
 
 use std::io;
+use std::os::fd::AsFd as _;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -39,13 +40,23 @@ fn run(task: &str, side: Side) -> ExitCode {
         if job.pin || job.transport == TransportKind::Ring {
             pin(side)?;
         }
+        if let Some(namespace) = &job.namespace {
+            enter(namespace).map_err(CliError::io(namespace.display().to_string()))?;
+        }
+        if let Some(cgroup) = &job.cgroup {
+            let members = cgroup.join("cgroup.procs");
+            std::fs::write(&members, "0").map_err(CliError::io(members.display().to_string()))?;
+        }
         let done = match job.transport {
             TransportKind::Smc => over(&smc(&job, DataPath::Auto, Path::Any)?, &job, side),
             TransportKind::Window | TransportKind::Bound => {
                 over(&smc(&job, DataPath::Window, Path::Window)?, &job, side)
             }
             TransportKind::Move => over(&smc(&job, DataPath::Move, Path::Move)?, &job, side),
-            TransportKind::Tcp => over(&Tcp(job.bind), &job, side),
+            TransportKind::Tcp | TransportKind::Veth | TransportKind::Sockmap => {
+                over(&Tcp::on(job.bind), &job, side)
+            }
+            TransportKind::FastOpen => over(&Tcp::with_fast_open(job.bind), &job, side),
             // The server listens on any CID; the client knows the server's from its option.
             TransportKind::Vsock => over(&Vsock { cid: ANY_CID }, &job, side),
             TransportKind::Unix => over(&Unix { dir: job.dir.clone() }, &job, side),
@@ -69,6 +80,13 @@ fn pin(side: Side) -> Result<(), CliError> {
         Side::Client => second,
     });
     sched_setaffinity(None, &own).map_err(failed)
+}
+
+/// Moves this thread, and the threads made later, into a network namespace.
+fn enter(namespace: &std::path::Path) -> io::Result<()> {
+    use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+    let file = std::fs::File::open(namespace)?;
+    Ok(move_into_link_name_space(file.as_fd(), Some(LinkNameSpaceType::Network))?)
 }
 
 fn over<T: Transport>(transport: &T, job: &Job, side: Side) -> io::Result<EndReport> {

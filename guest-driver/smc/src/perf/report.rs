@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Results as tables and as JSON lines.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use comfy_table::{Cell, CellAlignment, Table, presets};
@@ -29,6 +30,9 @@ pub(super) struct Row {
     /// Of connections bound to their device, with `--bound`.
     #[serde(flatten)]
     bound: Option<Bound>,
+    /// Of the peers of `--beside`, by name.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    beside: BTreeMap<&'static str, Beside>,
     ratio: Option<f64>,
     /// The middle half of the ratios.
     ratio_low: Option<f64>,
@@ -53,6 +57,16 @@ struct Bound {
     bound_ratio_low: f64,
     bound_ratio_high: f64,
     bound_samples: Vec<f64>,
+}
+
+/// The values of a peer of `--beside`, and the ratios of SMC-D to it.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+struct Beside {
+    value: f64,
+    ratio: Option<f64>,
+    cpu: Option<f64>,
+    cpu_ratio: Option<f64>,
+    samples: Vec<f64>,
 }
 
 /// The values of a measure's runs by transport, in the order of the measurements.
@@ -161,10 +175,11 @@ impl Results {
         median(self.processor_times(transport))
     }
 
-    /// How many times as much processor time TCP needs: the median of the ratios within the rounds.
-    fn processor_ratio(&self, transport: TransportKind) -> Option<f64> {
+    /// How many times as much processor time `other` needs: the median of the ratios within the
+    /// rounds.
+    fn processor_ratio(&self, transport: TransportKind, other: TransportKind) -> Option<f64> {
         let times = |transport| self.processor_times(transport);
-        median(ratios(&times(transport), &times(TransportKind::Tcp), true))
+        median(ratios(&times(transport), &times(other), true))
     }
 
     /// The share of the processors' time used by others, the median of all runs.
@@ -197,6 +212,21 @@ impl Results {
         })
     }
 
+    /// The results of the peers of `--beside`.
+    fn beside(&self, smc: TransportKind) -> BTreeMap<&'static str, Beside> {
+        let of = |peer| {
+            Some(Beside {
+                value: rounded(self.median(peer)?),
+                ratio: self.ratio(smc, peer).map(rounded),
+                cpu: self.processor_time(peer).map(rounded),
+                cpu_ratio: self.processor_ratio(smc, peer).map(rounded),
+                samples: self.of(peer).iter().copied().map(rounded).collect(),
+            })
+        };
+        let peers = TransportKind::PEERS.into_iter();
+        peers.filter_map(|(name, peer)| Some((name, of(peer)?))).collect()
+    }
+
     fn row(&self, name: &str, smc: TransportKind) -> Row {
         let middle = middle_half(&self.ratios(smc, TransportKind::Tcp));
         let cpu = |transport| self.processor_time(transport).map(rounded);
@@ -211,6 +241,7 @@ impl Results {
             unix: self.median(TransportKind::Unix).map(rounded),
             limit: self.median(TransportKind::Ring).map(rounded),
             bound: self.bound(smc),
+            beside: self.beside(smc),
             ratio: self.ratio(smc, TransportKind::Tcp).map(rounded),
             ratio_low: middle.map(|[low, _]| rounded(low)),
             ratio_high: middle.map(|[_, high]| rounded(high)),
@@ -218,7 +249,7 @@ impl Results {
             cpu_smc: cpu(smc),
             cpu_tcp: cpu(TransportKind::Tcp),
             cpu_unix: cpu(TransportKind::Unix),
-            cpu_ratio: self.processor_ratio(smc).map(rounded),
+            cpu_ratio: self.processor_ratio(smc, TransportKind::Tcp).map(rounded),
             others: self.others().map(rounded),
             samples: Samples {
                 smc: of(smc),
@@ -351,6 +382,9 @@ fn render(all: &[Results]) -> String {
         "SMC-D\nbound",
         "SMC-D\nmove",
         "TCP",
+        "TCP\nby veth",
+        "TCP by\nsockmap",
+        "TCP\nFast Open",
         "Unix\nsocket",
         "raw\nmemory",
         "window\nagainst bound",
@@ -384,8 +418,7 @@ fn scattered(ratios: &[f64]) -> Cell {
 }
 
 fn render_processor_times(all: &[Results]) -> String {
-    use TransportKind::{Bound, Move, Tcp, Unix, Window};
-    const SHOWN: [TransportKind; 5] = [Window, Bound, Move, Tcp, Unix];
+    use TransportKind::{Move, Ring, Tcp, Window};
     let header = [
         "processor time of\nboth ends and daemon",
         "unit",
@@ -393,6 +426,9 @@ fn render_processor_times(all: &[Results]) -> String {
         "SMC-D\nbound",
         "SMC-D\nmove",
         "TCP",
+        "TCP\nby veth",
+        "TCP by\nsockmap",
+        "TCP\nFast Open",
         "Unix\nsocket",
         "TCP's over\nwindow's",
         "TCP's over\nmove's",
@@ -401,9 +437,10 @@ fn render_processor_times(all: &[Results]) -> String {
     for results in all {
         let (unit, _) = results.experiment.unit.processor_time(results.experiment.size);
         let mut row = vec![Cell::new(&results.experiment.title), Cell::new(unit)];
-        row.extend(SHOWN.map(|transport| number(results.processor_time(transport))));
-        row.push(times(results.processor_ratio(Window)));
-        row.push(times(results.processor_ratio(Move)));
+        let shown = TransportKind::LOCAL.into_iter().filter(|transport| *transport != Ring);
+        row.extend(shown.map(|transport| number(results.processor_time(transport))));
+        row.push(times(results.processor_ratio(Window, Tcp)));
+        row.push(times(results.processor_ratio(Move, Tcp)));
         rows.push(row);
     }
     let others = median(all.iter().filter_map(Results::others)).unwrap_or(0.0);

@@ -7,11 +7,12 @@ use indicatif::ProgressBar;
 
 use super::job::{EndReport, Job, Outcome, Percentiles, RunMessage, TransportKind};
 use super::measure::{Experiment, GIGABYTE, Unit};
+use super::run_settings::RunSettings;
 use super::usage::{RunProcesses, Setup, Usage};
 use crate::error::CliError;
 use crate::helper::Helper;
 use crate::temporary_fabric::TemporaryFabric;
-use crate::transport::{SmcPath, Tcp};
+use crate::transport::SmcPath;
 
 /// The device of servers.
 pub(super) const SERVER: &str = "server";
@@ -132,7 +133,6 @@ pub(super) struct Plan {
 ///
 /// # Errors
 /// A process reported something else than a result.
-/// A process reported something else than a result.
 pub(super) fn run(
     runner: &mut impl Runner,
     experiment: &Experiment,
@@ -212,6 +212,7 @@ impl Runner for TemporaryFabric {
         transport: TransportKind,
         plan: &Plan,
     ) -> Result<Ends, CliError> {
+        let settings = RunSettings::of(transport)?;
         let device = |name| transport.is_smc().then(|| self.device(name));
         let mut job = Job {
             program: experiment.program,
@@ -227,9 +228,11 @@ impl Runner for TemporaryFabric {
             device: device(SERVER),
             eids: Vec::new(),
             remote: false,
-            bind: Tcp::LOOPBACK.0,
+            bind: settings.bind(),
             dir: self.dir().to_path_buf(),
             address: String::new(),
+            namespace: settings.of_server(),
+            cgroup: settings.cgroup(),
             pin: plan.pin,
             others: None,
         };
@@ -241,6 +244,7 @@ impl Runner for TemporaryFabric {
         };
         job.address = address;
         job.device = device(CLIENT);
+        job.namespace = settings.of_client();
         let daemon = transport.is_smc().then(|| self.daemon_pid());
         job.others = Some(RunProcesses { server: server.pid(), daemon });
         let client = Helper::start("client", "__drive", &job)?;

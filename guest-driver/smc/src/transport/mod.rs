@@ -15,7 +15,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 
 pub(crate) use ring::Ring;
 pub(crate) use smc::{Path, Smc};
-pub(crate) use sockets::{Epoll, Tcp, Unix};
+pub(crate) use sockets::{Epoll, LOOPBACK, Tcp, Unix};
 pub(crate) use vsock::{ANY_CID, Vsock};
 
 /// A means for servers to listen and for clients to connect.

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use rustix::event::{Timespec, epoll};
 use rustix::fd::OwnedFd;
+use socket2::{Domain, Protocol, Socket, Type};
 
 use super::{AsyncStream, Interest, Poll, Stream, Transport};
 
@@ -18,11 +19,24 @@ use super::{AsyncStream, Interest, Poll, Stream, Transport};
 pub(crate) const LOOPBACK: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
 /// TCP; servers listen on this address.
-pub(crate) struct Tcp(pub(crate) SocketAddr);
+pub(crate) struct Tcp {
+    bind: SocketAddr,
+    /// The first write of a client goes with the SYN.
+    fast_open: bool,
+}
 
 impl Tcp {
     /// Over the loopback interface.
-    pub(crate) const LOOPBACK: Tcp = Tcp(LOOPBACK);
+    pub(crate) const LOOPBACK: Tcp = Tcp::on(LOOPBACK);
+
+    pub(crate) const fn on(bind: SocketAddr) -> Tcp {
+        Tcp { bind, fast_open: false }
+    }
+
+    /// With the first bytes in the SYN, where `net.ipv4.tcp_fastopen` has servers accept them.
+    pub(crate) const fn with_fast_open(bind: SocketAddr) -> Tcp {
+        Tcp { bind, fast_open: true }
+    }
 }
 
 impl Transport for Tcp {
@@ -31,7 +45,7 @@ impl Transport for Tcp {
     type Poll = Epoll;
 
     fn listen(&self) -> io::Result<(TcpListener, String)> {
-        let listener = TcpListener::bind(self.0)?;
+        let listener = TcpListener::bind(self.bind)?;
         let address = listener.local_addr()?.to_string();
         Ok((listener, address))
     }
@@ -41,7 +55,14 @@ impl Transport for Tcp {
     }
 
     fn connect(&self, address: &str) -> io::Result<TcpStream> {
-        TcpStream::connect(address)
+        if !self.fast_open {
+            return TcpStream::connect(address);
+        }
+        let address: SocketAddr = address.parse().map_err(io::Error::other)?;
+        let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
+        ism_sys::set_fast_open_connect(&socket)?;
+        socket.connect(&address.into())?;
+        Ok(socket.into())
     }
 
     fn poll(&self) -> io::Result<Epoll> {

@@ -123,3 +123,46 @@ fn memory_is_measured_with_a_hundred_devices() {
     assert!(value("memory_connection_slabs") >= 65536.0, "two rings: {rows:?}");
     assert!(value("descriptors_connection_client") >= 1.0, "{rows:?}");
 }
+
+/// `smc perf` in namespaces by these options of unshare(1), with the peers that need root.
+fn beside(options: &[&str]) -> Option<std::process::Output> {
+    let mut command = smc_test_support::unshare(options)?;
+    command.args(["sh", "-c", "ip link set lo up; exec \"$@\"", "sh", env!("CARGO_BIN_EXE_smc")]);
+    command.args(["perf", "short_conn", "rtt_sleep", "--beside", "veth", "--beside", "fast-open"]);
+    command.args(["--json", "--runs", "1", "--seconds", "0.02"]);
+    Some(command.output().unwrap())
+}
+
+#[test]
+fn peers_with_a_network_of_their_own_are_measured_beside_others() {
+    let Some(output) = beside(&["--net"]) else { return };
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let rows: Vec<Value> =
+        text(&output.stdout).lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let value = |row: usize, peer: &str, key: &str| rows[row]["beside"][peer][key].as_f64();
+    for (row, peer) in [(0, "veth"), (0, "fast-open"), (1, "veth")] {
+        for key in ["value", "ratio"] {
+            assert!(value(row, peer, key).unwrap() > 0.0, "{key} of {peer} in {rows:?}");
+        }
+        assert!(value(row, peer, "cpu").unwrap() >= 0.0, "{rows:?}");
+    }
+    assert_eq!(value(1, "fast-open", "value"), None, "no connection is made in the measurement");
+    let ratio = value(1, "veth", "value").unwrap() / rows[1]["smc"].as_f64().unwrap();
+    assert!((value(1, "veth", "ratio").unwrap() / ratio - 1.0).abs() < 0.001, "{rows:?}");
+}
+
+#[test]
+fn peers_without_rights_are_refused_by_name_and_the_others_measured() {
+    // Without a mapping the user is no root in the namespace.
+    let mut command = std::process::Command::new("unshare");
+    command.args(["--user", env!("CARGO_BIN_EXE_smc"), "perf", "rtt_sleep", "--beside", "veth"]);
+    let output = command.args(["--json", "--runs", "1", "--seconds", "0.02"]).output().unwrap();
+    let error = text(&output.stderr);
+    if error.contains("unshare: ") {
+        return smc_test_support::leave_out("no user namespaces");
+    }
+    assert_eq!(output.status.code(), Some(1), "{error}");
+    assert!(error.contains("TCP by veth: a network namespace needs root"), "{error}");
+    let row: Value = serde_json::from_str(text(&output.stdout).trim()).unwrap();
+    assert!(row["ratio"].is_number() && row.get("beside").is_none(), "{row}");
+}

@@ -6,7 +6,7 @@ use std::sync::mpsc::channel;
 use super::*;
 use crate::perf::job::{Percentiles, TransportKind};
 use crate::perf::usage::RunProcesses;
-use crate::transport::{Ring, Tcp, Unix};
+use crate::transport::{LOOPBACK, Ring, Tcp, Unix};
 
 fn job(program: Program, size: usize) -> Job {
     Job {
@@ -23,9 +23,11 @@ fn job(program: Program, size: usize) -> Job {
         device: None,
         eids: Vec::new(),
         remote: false,
-        bind: Tcp::LOOPBACK.0,
+        bind: LOOPBACK,
         dir: std::env::temp_dir(),
         address: String::new(),
+        namespace: None,
+        cgroup: None,
         pin: false,
         others: None,
     }

@@ -93,7 +93,7 @@ impl Request {
     /// # Errors
     /// The first value out of bounds.
     pub(super) fn check(&self) -> Result<(), Refused> {
-        if matches!(self.transport, TransportKind::Unix | TransportKind::Ring) {
+        if !TransportKind::BETWEEN.contains(&self.transport) {
             return Err(Refused::TransportKind(self.transport));
         }
         if !(1..=MAX_SIZE).contains(&self.size) {
@@ -149,6 +149,8 @@ impl Request {
             // No Unix sockets are made.
             dir: std::env::temp_dir(),
             address,
+            namespace: None,
+            cgroup: None,
             pin: false,
             others: None,
         })
