@@ -74,6 +74,8 @@ impl Sockmap {
         let redirect = load(Hook::Message, "smc_redirect", redirect(number))?;
         bpf::attach_to_map(Hook::Message, redirect.as_fd(), sockets.as_fd())
             .map_err(|error| Unavailable::of_bpf("a program for messages", error))?;
+        // A killed process left its cgroup behind. Only an empty one goes.
+        let _ = std::fs::remove_dir(&path);
         std::fs::create_dir(&path)
             .map_err(|error| Unavailable::Cgroup { path: path.clone(), error })?;
         let attached = cgroup::open(Some(&path)).and_then(|(directory, _)| {

@@ -156,13 +156,39 @@ fn peers_without_rights_are_refused_by_name_and_the_others_measured() {
     // Without a mapping the user is no root in the namespace.
     let mut command = std::process::Command::new("unshare");
     command.args(["--user", env!("CARGO_BIN_EXE_smc"), "perf", "rtt_sleep", "--beside", "veth"]);
-    let output = command.args(["--json", "--runs", "1", "--seconds", "0.02"]).output().unwrap();
+    command.args(["--beside", "sockmap", "--json", "--runs", "1", "--seconds", "0.02"]);
+    let output = command.output().unwrap();
     let error = text(&output.stderr);
     if error.contains("unshare: ") {
         return smc_test_support::leave_out("no user namespaces");
     }
     assert_eq!(output.status.code(), Some(1), "{error}");
     assert!(error.contains("TCP by veth: a network namespace needs root"), "{error}");
+    assert!(error.contains("TCP by sockmap: a map of sockets: "), "{error}");
     let row: Value = serde_json::from_str(text(&output.stdout).trim()).unwrap();
     assert!(row["ratio"].is_number() && row.get("beside").is_none(), "{row}");
+}
+
+#[test]
+fn a_map_of_sockets_is_measured_beside_others_and_leaves_no_cgroup() {
+    if !rustix::process::geteuid().is_root() {
+        return smc_test_support::leave_out("a map of sockets takes root");
+    }
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_smc"));
+    command.args(["perf", "bulk_window", "short_conn", "--beside", "sockmap"]);
+    command.args(["--json", "--runs", "1", "--seconds", "0.02"]);
+    command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
+    let smc = command.spawn().unwrap();
+    let name = format!("smc-perf-{}", smc.id());
+    let output = smc.wait_with_output().unwrap();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    for line in text(&output.stdout).lines() {
+        let row: Value = serde_json::from_str(line).unwrap();
+        assert!(row["beside"]["sockmap"]["value"].as_f64().unwrap() > 0.0, "{row}");
+    }
+    let membership = std::fs::read_to_string("/proc/self/cgroup").unwrap();
+    let own = membership.lines().find_map(|line| line.strip_prefix("0::/")).unwrap();
+    let mounted = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"].map(std::path::Path::new);
+    let left = mounted.iter().find(|mount| mount.join(own).join(&name).exists());
+    assert_eq!(left, None, "{name}");
 }
