@@ -151,8 +151,8 @@ const CALLS_OF_REPORTS: [c_long; 6] = [
 pub(crate) fn libc_stays() {
     write_line("{\"event\":\"libc_stays\"}");
     print_error(&format!(
-        "smc run: {} ({}) stays on TCP from now on: it opens another object, and the kernel does not \
-         let libc's table of symbols lead to the library (mseal)\n",
+        "smc run: {} ({}) stays on TCP from now on: it opens another object, and libc's table of \
+         symbols cannot lead to the library: the kernel (mseal) or the layout of libc forbids it\n",
         program_name(),
         std::process::id()
     ));

@@ -3,8 +3,9 @@
 //! the program headers of an object (ELF specification), mapped as long as the object is loaded.
 
 use std::ffi::{CStr, c_int, c_long, c_void};
+use std::ops::Range;
 
-use libc::Elf64_Sym;
+use libc::{Elf64_Phdr, Elf64_Sym};
 
 use super::raw;
 
@@ -312,7 +313,8 @@ impl LoadedObject {
         let page = ism_sys::page_size();
         let (first, end) = (first & !(page - 1), end.next_multiple_of(page));
         // Where a linker puts symbols and instructions into one segment, the names are between them.
-        if self.strings_size < page || (self.strings as usize) < end - page {
+        let names_follow = self.strings_size >= page && (self.strings as usize) >= end - page;
+        if !names_follow && !self.has_no_instructions(first..end) {
             return false;
         }
         let protect = |protection: c_int| {
@@ -333,6 +335,46 @@ impl LoadedObject {
         }
         protect(libc::PROT_READ)
     }
+}
+
+impl LoadedObject {
+    /// Whether these pages are in no segment with instructions. `false` for an object of another
+    /// namespace.
+    fn has_no_instructions(&self, pages: Range<usize>) -> bool {
+        type Question = (usize, Range<usize>, bool);
+        extern "C" fn look(
+            info: *mut libc::dl_phdr_info,
+            _: usize,
+            question: *mut c_void,
+        ) -> c_int {
+            // SAFETY: `has_no_instructions` passes this type, and the linker passes an object.
+            let ((base, pages, answer), info) =
+                unsafe { (&mut *question.cast::<Question>(), &*info) };
+            if info.dlpi_addr as usize != *base {
+                return 0;
+            }
+            // SAFETY: the program headers of a loaded object.
+            let headers =
+                unsafe { std::slice::from_raw_parts(info.dlpi_phdr, info.dlpi_phnum.into()) };
+            *answer = !headers.iter().any(|header| has_instructions(header, *base, pages));
+            1
+        }
+        let mut question: Question = (self.map.base, pages, false);
+        // SAFETY: the question is valid until the call returns.
+        unsafe { libc::dl_iterate_phdr(Some(look), (&raw mut question).cast()) };
+        question.2
+    }
+}
+
+/// Whether a segment of an object has instructions, and one of these pages.
+fn has_instructions(segment: &Elf64_Phdr, base: usize, pages: &Range<usize>) -> bool {
+    let page = ism_sys::page_size();
+    let begin = base.wrapping_add(segment.p_vaddr as usize);
+    let end = begin.wrapping_add(segment.p_memsz as usize).next_multiple_of(page);
+    segment.p_type == libc::PT_LOAD
+        && segment.p_flags & libc::PF_X != 0
+        && (begin & !(page - 1)) < pages.end
+        && pages.start < end
 }
 
 /// Result of a look-up of a name in an object.
@@ -406,6 +448,37 @@ mod tests {
         }
         assert!(different.is_empty(), "{different:?}");
         assert!(same > 1000 && chosen < 10, "{same} and {chosen}");
+    }
+
+    /// Debian 11 has libdl and librt with less than a page of names.
+    #[test]
+    fn pages_beside_instructions_in_another_segment_may_be_changed() {
+        let page = ism_sys::page_size();
+        let segment = |at: usize, size: usize, flags| Elf64_Phdr {
+            p_type: libc::PT_LOAD,
+            p_flags: flags,
+            p_offset: 0,
+            p_vaddr: (at * page) as u64,
+            p_paddr: 0,
+            p_filesz: size as u64,
+            p_memsz: size as u64,
+            p_align: page as u64,
+        };
+        let symbols = 7 * page..8 * page;
+        let code = libc::PF_R | libc::PF_X;
+        for (segment, expected) in [
+            (segment(0, page / 2, libc::PF_R), false),
+            (segment(0, page + page / 2, code), true),
+            (segment(1, page, code), false),
+            (segment(0, page / 2, code), true),
+        ] {
+            assert_eq!(has_instructions(&segment, 7 * page, &symbols), expected);
+        }
+        let object = libc_object();
+        let names = object.strings as usize & !(page - 1);
+        assert!(object.has_no_instructions(names..names + page));
+        let code = libc::getpid as *const () as usize & !(page - 1);
+        assert!(!object.has_no_instructions(code..code + page));
     }
 
     #[test]
