@@ -6,6 +6,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
 use super::assembler::Instruction;
 
 /// The type of a program, with its hook.
@@ -141,11 +143,32 @@ unsafe fn bpf(command: u32, attributes: &mut Attributes) -> io::Result<RawFd> {
         return Err(io::Error::from_raw_os_error(libc::ENOSYS));
     }
     let length = size_of_val(&attributes.0);
-    // SAFETY: the attributes live and are `length` bytes long. The caller guarantees the memory behind their
-    // addresses.
-    let result =
-        unsafe { libc::syscall(libc::SYS_bpf, command, attributes.0.as_mut_ptr(), length) };
-    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result as RawFd) }
+    let mut call = || {
+        // SAFETY: the attributes live and are `length` bytes long. The caller guarantees the memory behind
+        // their addresses.
+        let result =
+            unsafe { libc::syscall(libc::SYS_bpf, command, attributes.0.as_mut_ptr(), length) };
+        if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result as RawFd) }
+    };
+    match call() {
+        Err(error) if error.raw_os_error() == Some(libc::EPERM) => {
+            with_locked_memory(call).unwrap_or(Err(error))
+        }
+        result => result,
+    }
+}
+
+/// Makes a call without a limit of locked memory. Kernels before 5.11 count maps and programs as locked
+/// memory, and answer EPERM above the limit, usually 64 KiB. `None`: there was no limit, or the process
+/// may not raise the limit.
+fn with_locked_memory<T>(call: impl FnOnce() -> T) -> Option<T> {
+    let limit = getrlimit(Resource::Memlock);
+    limit.current?;
+    setrlimit(Resource::Memlock, Rlimit { current: None, maximum: None }).ok()?;
+    let result = call();
+    // The processes started from here have the limit again.
+    let _ = setrlimit(Resource::Memlock, limit);
+    Some(result)
 }
 
 /// Calls the kernel for a command with a descriptor as its result.
@@ -527,6 +550,16 @@ pub(super) fn save_syn(listener: BorrowedFd<'_>) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_call_without_a_limit_of_locked_memory_leaves_the_limit() {
+        let limit = || (getrlimit(Resource::Memlock).current, getrlimit(Resource::Memlock).maximum);
+        let before = limit();
+        // Without the right to raise the limit there is no call.
+        let seen = with_locked_memory(limit);
+        assert!(seen.is_none_or(|seen| seen == (None, None)), "{seen:?}");
+        assert_eq!(limit(), before);
+    }
 
     #[test]
     fn attributes_lie_where_they_are_put() {
