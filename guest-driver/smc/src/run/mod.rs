@@ -141,7 +141,7 @@ pub(crate) struct RunArgs {
     stay_on_tcp: bool,
 
     /// Put programs on SMC, too, that make system calls themselves: programs in Go, and static ones. An
-    /// experiment: small requests are slower there than on TCP.
+    /// experiment: a connection for each request is slower there than on TCP.
     #[arg(long = "system-calls", visible_alias = "go", value_name = "BOOL", num_args = 0..=1,
           require_equals = true, env = "SMC_GO",
           default_value = "false", default_missing_value = "true", action = ArgAction::Set)]
