@@ -42,7 +42,9 @@ pub(crate) struct Handlers {
 /// numbers in `calls`. Called before the program's first instruction.
 pub(crate) fn begin(calls: &[i64], answer: Answer, handlers: Handlers) {
     let Ok(file) = File::open("/proc/self/exe") else { return };
-    let done = match GoProgram::of_file(&file) {
+    let program = GoProgram::of_file(&file);
+    let is_in_go = program.is_some();
+    let done = match program {
         Some(program) => {
             let done = program.map_err(|why| why.to_string()).and_then(|program| {
                 entry::set(calls, answer);
@@ -59,7 +61,7 @@ pub(crate) fn begin(calls: &[i64], answer: Answer, handlers: Handlers) {
     };
     let Ok(data) = file.metadata() else { return };
     match done {
-        Ok(()) => own_calls::note_taken_over(data.ino()),
+        Ok(()) => own_calls::note_taken_over(data.ino(), is_in_go),
         Err(why) => own_calls::note_not_taken_over(data.ino(), why),
     }
 }

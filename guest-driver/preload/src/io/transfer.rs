@@ -484,7 +484,7 @@ const ROOM_TIME: Duration = Duration::from_micros(500);
 /// In a program written in Go, waits for a moment for reads of the peer after `token`. Without the wait,
 /// the bytes would go into the queue, from where another thread sends them with a wake-up for each read.
 fn gets_room_soon(stream: &SmcStream, token: guest_driver::ChangeToken) -> bool {
-    own_calls::is_taken_over() && {
+    own_calls::is_in_go() && {
         let end = Instant::now() + ROOM_TIME;
         wait(stream, token, true, Some(end)).is_ok()
     }

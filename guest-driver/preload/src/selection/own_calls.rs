@@ -92,19 +92,20 @@ fn inode_of(file: &Path) -> Option<u64> {
 /// The inode of the program's file, and why the library cannot take over its calls.
 static WHY_NOT: OnceBox<(u64, String)> = OnceBox::new();
 
-static IS_TAKEN_OVER: AtomicBool = AtomicBool::new(false);
+static IS_IN_GO: AtomicBool = AtomicBool::new(false);
 
-/// Notes that the library sees all calls of a file, by its inode.
+/// Notes that the library sees all calls of a file, by its inode. `is_in_go`: the file is the program's,
+/// written in Go.
 #[cfg(target_arch = "x86_64")]
-pub(crate) fn note_taken_over(inode: u64) {
+pub(crate) fn note_taken_over(inode: u64, is_in_go: bool) {
     LOOKED_AT.lock().push(inode);
-    IS_TAKEN_OVER.store(true, Ordering::Relaxed);
+    IS_IN_GO.store(is_in_go, Ordering::Relaxed);
 }
 
 /// Whether the program is one in Go whose calls come by the second door.
 #[inline]
-pub(crate) fn is_taken_over() -> bool {
-    IS_TAKEN_OVER.load(Ordering::Relaxed)
+pub(crate) fn is_in_go() -> bool {
+    IS_IN_GO.load(Ordering::Relaxed)
 }
 
 /// Notes why the library cannot take over the calls of a program.
