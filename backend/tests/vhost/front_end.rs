@@ -624,7 +624,7 @@ impl FrontEnd {
     }
 }
 
-fn addresses(queue: &Queue) -> VringConfigData {
+pub(crate) fn addresses(queue: &Queue) -> VringConfigData {
     VringConfigData {
         queue_max_size: QUEUE_SIZE,
         queue_size: QUEUE_SIZE,
