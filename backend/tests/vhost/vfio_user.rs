@@ -2,12 +2,16 @@
 //! Guests of vfio-user monitors: the driver's rings behind the registers of a PCI function.
 
 use std::fs::File;
+use std::io::ErrorKind;
 use std::ops::{Deref, DerefMut};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::fs::{SealFlags, fcntl_add_seals};
+use rustix::io::Errno;
 use vhost::vhost_user::Frontend;
 use vhost_device_ism::Daemon;
 use vhost_device_ism::vhost::{FAULTS, Fault};
@@ -19,7 +23,9 @@ use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use zerocopy::IntoBytes;
 
 use super::front_end::*;
-use super::vfio_client::{Client, REGION_WRITE, RESET, SET_IRQS, longs, words};
+use super::vfio_client::{
+    Client, DMA_UNMAP, GET_INFO, GET_IRQ_INFO, REGION_WRITE, RESET, SET_IRQS, longs, word, words,
+};
 
 const DMB: u32 = 64 << 10;
 /// Steps of [`Guest::step`] up to a running device.
@@ -259,6 +265,42 @@ fn two_guests_by_vfio_user_move_bytes() {
     no_faults(&daemon);
 }
 
+// cloud-hypervisor's `--user-device` reads answers of these lengths only (crate `vfio_user` 0.1.3).
+#[test]
+fn the_client_of_cloud_hypervisor_gets_answers_of_its_lengths_and_moves() {
+    let place = Place::new();
+    let daemon = with_vfio_user(&place, &["a", "b"], &["a"]);
+    let (mut b, gid_b) = FrontEnd::greet(&place.path("b"));
+    let mut a = Guest::at(&place, "a");
+    {
+        let mut client = a.client();
+        client.version_as(
+            "{\"capabilities\":{\"max_msg_fds\":1,\"max_data_xfer_size\":1048576,\
+             \"migration\":{\"pgsize\":4096}}}",
+        );
+        let info = client.request(GET_INFO, &words(&[32, 0, 0, 0]), &[]).unwrap();
+        assert_eq!(info.len(), 16);
+        for region in 0..word(&info, 8) {
+            let (info, files) = client.region_info(region, 32);
+            assert_eq!((info.len(), word(&info, 0), files.len()), (32, 32, 0));
+            assert_eq!(word(&info, 4) & 4, 0, "nothing is mapped");
+        }
+        for kind in 0..=2 {
+            let info = client.request(GET_IRQ_INFO, &words(&[16, 0, kind, 0]), &[]).unwrap();
+            assert_eq!(info.len(), 16);
+        }
+        let none = client.request(SET_IRQS, &words(&[20, 0x21, 2, 0, 0]), &[]);
+        assert_eq!(none, Ok(Vec::new()));
+    }
+    (1..STEPS).for_each(|step| a.step(step));
+    let gid_a = a.hello();
+    move_bytes(&mut a, gid_a, &mut b);
+    move_bytes(&mut b, gid_b, &mut a);
+    let memory = [words(&[24, 0]), longs(&[BASE, MEMORY])].concat();
+    assert_eq!(a.client().request(DMA_UNMAP, &memory, &[]).unwrap().len(), 24);
+    no_faults(&daemon);
+}
+
 /// Registers a DMB of `len` bytes in the window of `to`, and attaches the DMB at `from`.
 fn share(from: &mut FrontEnd, user: Gid, to: &mut FrontEnd, [idx, len]: [u32; 2]) -> (u64, u64) {
     let dmb = to.register(user, idx, len, BACKING_WINDOW);
@@ -321,6 +363,39 @@ fn areas_reach_processes_too_and_a_guest_without_a_free_one_moves() {
     let request = register_request(gid_c, 3, DMB, BACKING_WINDOW);
     assert_eq!(a.command(Op::Register, request.as_bytes()).0, Status::Enospc);
     move_bytes(&mut a, gid_a, &mut c);
+    no_faults(&daemon);
+}
+
+#[test]
+fn a_client_that_overwrites_its_areas_and_resizes_them_reaches_no_other_pair() {
+    let place = Place::new();
+    let daemon = with_vfio_user(&place, &["a", "b", "c"], &["a", "b", "c"]);
+    let [(mut a, gid_a), (mut b, gid_b), (mut c, gid_c)] =
+        ["a", "b", "c"].map(|name| Guest::start_with(&place, name, 4));
+    let (own, seen) = share(&mut c, gid_c, &mut b, [1, DMB]);
+    c.write_window(seen, b"of others");
+    let (at_b, at_a) = share(&mut a, gid_a, &mut b, [2, DMB]);
+    // Files of the areas come with every answer.
+    let (_, files) = a.client().region_info(4, u32::MAX);
+    let files: Vec<File> = files.into_iter().map(File::from).collect();
+    assert_eq!(files.len(), 4);
+    for file in &files {
+        let len = file.metadata().unwrap().len();
+        for other in [0, len - 4096, len + 4096] {
+            assert_eq!(file.set_len(other).unwrap_err().kind(), ErrorKind::PermissionDenied);
+        }
+        assert_eq!(fcntl_add_seals(file, SealFlags::WRITE), Err(Errno::PERM));
+        for at in (0..len).step_by(1 << 20) {
+            file.write_all_at(&[0xff; 1 << 16], at).unwrap();
+        }
+    }
+    assert_eq!(b.read_window(own, 9), b"of others");
+    let (own, seen) = share(&mut b, gid_b, &mut c, [3, DMB]);
+    assert_eq!(c.read_window(own, DMB as usize), vec![0; DMB as usize]);
+    b.write_window(seen, b"and back");
+    assert_eq!(c.read_window(own, 8), b"and back");
+    a.write_window(at_a, b"of the pair");
+    assert_eq!(b.read_window(at_b, 11), b"of the pair");
     no_faults(&daemon);
 }
 
