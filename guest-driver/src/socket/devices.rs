@@ -22,9 +22,10 @@ use smc_info::Fallback;
 const REOPEN_PAUSE: Duration = Duration::from_millis(100);
 /// The longest pause: a daemon that was too busy to answer may be fast again.
 const LONGEST_REOPEN_PAUSE: Duration = Duration::from_secs(30);
-/// The longest pause for connections waiting on TCP for a PCI function of use soon, as in a migration.
-/// An attempt takes seconds there if the guest gets no processor.
-const LONGEST_RETURN_PAUSE: Duration = Duration::from_millis(500);
+/// The longest pause for connections waiting on TCP for a PCI function of use soon, as in a migration: with
+/// a short attempt, less than two intervals of their thread. An attempt takes seconds there if the guest gets
+/// no processor.
+const LONGEST_RETURN_PAUSE: Duration = Duration::from_millis(400);
 
 /// The table of devices.
 pub(super) struct Devices(Mutex<Slots>);
@@ -300,8 +301,8 @@ mod tests {
             pauses.map(|pause| pause.as_millis())
         };
         assert_eq!(pauses(true, 1), [100, 100]);
-        assert_eq!(pauses(true, 230), [2300, 500]);
-        assert_eq!(pauses(true, 9000), [30_000, 500]);
+        assert_eq!(pauses(true, 230), [2300, 400]);
+        assert_eq!(pauses(true, 9000), [30_000, 400]);
         assert_eq!(pauses(false, 230), [2300, 2300]);
     }
 }
