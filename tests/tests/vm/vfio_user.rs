@@ -11,6 +11,8 @@ fn guests_by_vfio_user_share_a_window_and_outlive_the_daemon() {
     let bed = Bed::with(&["--window-size", "256M"]);
     let [a, b, c] =
         bed.boot([Vm::named("a").vfio_user(), Vm::named("b").vfio_user(), Vm::named("c")]);
+    let devices = a.ok("smc devices");
+    assert!(devices.contains("data path   window"), "{devices}");
     let server = serve(&a, "window");
     // The last guest maps on request, and takes an area of the server's guest.
     let mut clients = [&b, &c].map(|guest| Streams::some(8, guest, &a, "window"));

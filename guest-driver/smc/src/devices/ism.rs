@@ -8,7 +8,8 @@ use serde::Serialize;
 use virtio_ism::transport::RunningDevice;
 use virtio_ism::transport::SetupOptions;
 use virtio_ism::transport::pci::{self, Binding, PciError};
-use virtio_ism::{IsmDevice, OpenOptions, SLOWEST_WINDOW};
+use virtio_ism::{IsmDevice, IsmError, OpenOptions, SLOWEST_WINDOW};
+use virtio_ism_abi::Status;
 use virtio_ism_abi::config::{Config, Features};
 
 use crate::error::CliError;
@@ -110,6 +111,10 @@ fn measure(device: &mut DeviceReport, running: Arc<RunningDevice>) {
                     true => ("window", format!("faster than {least} MiB/s")),
                     false => ("move", format!("the window is slower than {least} MiB/s")),
                 }
+            }
+            // A window of areas has an area for each peer, and none for this device alone.
+            Err(IsmError::Refused { status: Status::Enospc, .. }) => {
+                ("window", "a part for each peer, not measured".into())
             }
             Err(error) => ("move", format!("the window cannot be used: {error}")),
         }
