@@ -165,7 +165,8 @@ fn show_edge(mut ours: &UnixStream, application: &UnixStream) {
 
 fn drain(mut end: &UnixStream) {
     let mut sink = [0u8; 256];
-    while matches!(end.read(&mut sink), Ok(n) if n > 0) {}
+    // A read takes all there is, if the buffer has room.
+    while matches!(end.read(&mut sink), Ok(n) if n == sink.len()) {}
 }
 
 #[cfg(test)]
