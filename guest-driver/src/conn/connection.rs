@@ -434,6 +434,7 @@ impl Conn {
         let Some(readiness) = self.shared.waiting.readiness.get() else { return };
         // A limit, because a peer may signal without end.
         for _ in 0..64 {
+            let before = self.shared.words();
             let ready = self.ready_locked(rx);
             if ready.writable {
                 self.shared.waiting.set_write_blocked(false);
@@ -445,7 +446,8 @@ impl Conn {
             // An exact descriptor shows each arrival.
             let waits =
                 !ready.hang_up && (!shown.readable || !shown.writable || readiness.is_exact());
-            if !waits || self.shared.arm() {
+            // Arming takes the pending bit, maybe of words stored since.
+            if !waits || (self.shared.arm() && self.shared.words() == before) {
                 return;
             }
         }
