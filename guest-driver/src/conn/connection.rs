@@ -410,6 +410,7 @@ impl Conn {
         self.pollable()?;
         if let Some(readiness) = self.shared.waiting.readiness.get() {
             readiness.make_exact();
+            self.shared.mark_line();
             self.sync_readiness();
         }
         self.pollable()
@@ -446,8 +447,11 @@ impl Conn {
             // An exact descriptor shows each arrival.
             let waits =
                 !ready.hang_up && (!shown.readable || !shown.writable || readiness.is_exact());
+            if !waits || self.shared.is_marked() {
+                return;
+            }
             // Arming takes the pending bit, maybe of words stored since.
-            if !waits || (self.shared.arm() && self.shared.words() == before) {
+            if self.shared.arm() && self.shared.words() == before {
                 return;
             }
         }

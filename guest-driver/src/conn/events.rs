@@ -102,6 +102,9 @@ impl Drop for Conn {
         if self.shared.waiting.readiness.get().is_some() {
             self.shared.reactor.remove_pollable();
         }
+        if self.shared.has_marked_descriptor() {
+            self.shared.reactor.remove_marked();
+        }
         if self.shared.waiting.word_state.is_known() {
             self.shared.reactor.remove_unwatched();
         }

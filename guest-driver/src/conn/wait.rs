@@ -18,6 +18,7 @@ use super::end_word::EndWord;
 use super::parts::{Conn, Shared};
 use crate::byte_queue::send_queue::QUEUEING;
 use crate::reactor::Limit;
+use crate::reactor::readiness_fd::ReadinessFd;
 use crate::reactor::wait::{Deadline, RECHECK_INTERVAL, Waiter, clear_interrupted};
 use ism_sys::WordWait;
 use virtio_ism_abi::signal::{Line, MAX_FUTEX_SLEEPERS, Sleepers, sleeper_word};
@@ -347,10 +348,31 @@ impl Shared {
         if self.carrier().must_be_polled() { others } else { inheritable }
     }
 
-    /// The line of a new ring, reported to the pollers like the last one's.
+    /// Has the background thread watch the line for the readiness descriptor, if that is possible. The
+    /// caller looks at the words afterwards.
+    pub(super) fn mark_line(&self) {
+        if let Some(line) = self.carrier().line_in_slab()
+            && self.reactor.may_watch_lines()
+            && self.waiting.readiness.get().is_some_and(ReadinessFd::mark)
+        {
+            line.set_in_slab(true);
+            self.reactor.add_marked();
+        }
+    }
+
+    pub(super) fn has_marked_descriptor(&self) -> bool {
+        self.waiting.readiness.get().is_some_and(ReadinessFd::is_marked)
+    }
+
+    /// Whether the background thread learns of all changes of the words by the slab of the line.
+    pub(super) fn is_marked(&self) -> bool {
+        self.has_marked_descriptor() && self.carrier().line_in_slab().is_some()
+    }
+
+    /// The line of a new ring, reported to the pollers and to the background thread like the last one's.
     pub(super) fn watch_line(&self, carrier: &Carrier) {
         let pollers = self.waiting.pollers();
-        if !pollers.is_empty()
+        if (!pollers.is_empty() || self.has_marked_descriptor())
             && let Some(line) = carrier.line_in_slab()
         {
             line.set_in_slab(true);

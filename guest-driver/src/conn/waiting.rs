@@ -158,5 +158,6 @@ impl Waiting {
         self.sleepers().clear();
         self.pollers().clear();
         self.waiters.store(0, Ordering::SeqCst);
+        self.readiness.get().into_iter().for_each(ReadinessFd::unmark);
     }
 }

@@ -132,7 +132,7 @@ impl<C: ConnectionHandler> Reactor<C> {
                 schedule.maintenance = now + maintenance().unwrap_or(NO_MAINTENANCE);
             }
             self.run_due(&mut schedule);
-            if self.pollables.load(Ordering::SeqCst) > 0 {
+            if self.pollables.all.load(Ordering::SeqCst) > 0 {
                 if let Some(leadership) = self.try_lead(BACKGROUND) {
                     self.lead_in_background(leadership, &schedule, Work::empty());
                 } else {
@@ -186,12 +186,18 @@ impl<C: ConnectionHandler> Reactor<C> {
         if now >= schedule.recheck {
             schedule.recheck = now + RECHECK_INTERVAL;
             self.each(|connection| connection.on_recheck());
+            if self.pollables.marked.load(Ordering::SeqCst) > 0 {
+                self.recheck_lines();
+            }
         }
         schedule.tick_pending = now < schedule.tick;
         if !schedule.tick_pending {
             // A peer may be blocked until it learns how far an application has read, while the
             // application is busy with something else (CDC-20).
             self.each(|connection| connection.on_tick());
+            if self.pollables.marked.load(Ordering::SeqCst) > 0 {
+                self.session().lines.iter().for_each(|lines| lines.age_lines());
+            }
             schedule.tick = now + tick_interval(now.elapsed());
         }
         if self.work.take(Work::TIMERS) || schedule.timer.is_some_and(|timer| now >= timer) {
@@ -302,13 +308,23 @@ impl<C: ConnectionHandler> Reactor<C> {
         let (pause, wanted) = schedule.next_sleep();
         // This thread watches already.
         let wanted = (wanted - Work::WATCH) | yields_for;
+        let by_lines = self.pollables.marked.load(Ordering::SeqCst) > 0;
+        if by_lines {
+            self.poll_lines();
+        }
         self.dispatch();
         let session = self.session();
         {
             let _asleep = self.work.prepare_sleep(wanted);
             let stay = !(self.work.is_pending(wanted) || session.is_lost());
             if stay && session.source.arm_interrupts() {
-                self.wait_for_source(Some(pause), None);
+                if !by_lines || self.arm_lines() {
+                    self.wait_for_source(Some(pause), None);
+                }
+                if by_lines {
+                    self.disarm_lines();
+                    self.poll_lines();
+                }
                 self.dispatch();
             }
         }

@@ -39,7 +39,7 @@ impl<C: ConnectionHandler> Reactor<C> {
     /// Makes the calling thread the leader, as `who`, unless another thread leads. Callers do not
     /// lead while the kernel must learn of readiness.
     pub(super) fn try_lead(&self, who: u32) -> Option<Leadership<'_, C>> {
-        if who == CALLER && self.pollables.load(Ordering::SeqCst) > 0 {
+        if who == CALLER && self.pollables.all.load(Ordering::SeqCst) > 0 {
             return None;
         }
         self.lead
@@ -89,7 +89,7 @@ impl<C: ConnectionHandler> Reactor<C> {
             return;
         }
         let timeout = limit.map(|(_, timeout)| timeout);
-        let yields = self.polled || self.pollables.load(Ordering::SeqCst) == 0;
+        let yields = self.polled || self.pollables.all.load(Ordering::SeqCst) == 0;
         if yields && self.lead.load(Ordering::SeqCst) == BACKGROUND {
             self.request_lead();
         }
@@ -129,7 +129,7 @@ impl<C: ConnectionHandler> Reactor<C> {
                 self.dispatch();
                 has_polled = true;
             }
-            let has_to_stop = session.is_lost() || self.pollables.load(Ordering::SeqCst) > 0;
+            let has_to_stop = session.is_lost() || self.pollables.all.load(Ordering::SeqCst) > 0;
             if waiter.is_woken(count) || has_to_stop {
                 break;
             }

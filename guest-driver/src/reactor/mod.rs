@@ -184,6 +184,14 @@ impl Session {
     }
 }
 
+/// Numbers of connections with readiness to be shown to the kernel at once.
+#[derive(Default)]
+struct Pollables {
+    all: AtomicUsize,
+    /// With a line that the background thread watches by the line of its slab.
+    marked: AtomicUsize,
+}
+
 /// The state shared by the threads of one source. `C` is the type of the source's connections.
 pub(crate) struct Reactor<C> {
     session: ArcSwap<Session>,
@@ -203,8 +211,7 @@ pub(crate) struct Reactor<C> {
     table: Mutex<Table<C>>,
     /// Ends the sleep of the leader.
     interrupt: EventFd,
-    /// Connections with readiness to be shown to the kernel at once.
-    pollables: AtomicUsize,
+    pollables: Pollables,
     /// Event loops that poll lines.
     pollers: AtomicUsize,
     /// Connections with threads asleep where the source does not wake them.
@@ -225,7 +232,8 @@ impl<C: ConnectionHandler> ForkLocks for Reactor<C> {
         self.lead.store(FREE, Ordering::SeqCst);
         self.work.reset(Work::MAINTENANCE | Work::TIMERS | Work::UPDATES);
         // No event loop of the kernel is left to learn of readiness.
-        self.pollables.store(0, Ordering::SeqCst);
+        self.pollables.all.store(0, Ordering::SeqCst);
+        self.pollables.marked.store(0, Ordering::SeqCst);
         self.unwatched.store(0, Ordering::SeqCst);
         self.pollers.store(0, Ordering::Relaxed);
         self.runs.store(false, Ordering::Release);
@@ -259,7 +267,7 @@ impl<C: ConnectionHandler> Reactor<C> {
             followers: Mutex::default(),
             table: Mutex::new(table),
             interrupt,
-            pollables: AtomicUsize::new(0),
+            pollables: Pollables::default(),
             pollers: AtomicUsize::new(0),
             unwatched: AtomicUsize::new(0),
             background: Arc::default(),
@@ -386,7 +394,7 @@ impl<C: ConnectionHandler> Reactor<C> {
 
     /// The kernel must from now on learn of a connection's readiness at once.
     pub(crate) fn add_pollable(&self) {
-        if self.pollables.fetch_add(1, Ordering::SeqCst) == 0 {
+        if self.pollables.all.fetch_add(1, Ordering::SeqCst) == 0 {
             // A leading caller stops, and the background thread takes the lead.
             self.interrupt.signal();
             self.post(Work::WATCH);
@@ -396,10 +404,31 @@ impl<C: ConnectionHandler> Reactor<C> {
     /// Undoes one [`Reactor::add_pollable`].
     pub(crate) fn remove_pollable(&self) {
         let minus_one = |count: usize| count.checked_sub(1);
-        let before = self.pollables.fetch_update(Ordering::SeqCst, Ordering::SeqCst, minus_one);
+        let before = self.pollables.all.fetch_update(Ordering::SeqCst, Ordering::SeqCst, minus_one);
         if before == Ok(1) {
             self.interrupt.signal();
         }
+    }
+
+    /// Whether the background thread can watch lines by those of slabs. Beside an event loop it does not:
+    /// the connections of the loop would wake it.
+    pub(crate) fn may_watch_lines(&self) -> bool {
+        self.session().lines.is_some() && self.pollers.load(Ordering::Relaxed) == 0
+    }
+
+    /// A connection of [`Reactor::add_pollable`] has a marked line from now on.
+    pub(crate) fn add_marked(&self) {
+        if self.pollables.marked.fetch_add(1, Ordering::SeqCst) == 0 {
+            // The background thread may sleep without the lines.
+            self.interrupt.signal();
+            self.post(Work::WATCH);
+        }
+    }
+
+    /// Undoes one [`Reactor::add_marked`].
+    pub(crate) fn remove_marked(&self) {
+        let minus_one = |count: usize| count.checked_sub(1);
+        let _ = self.pollables.marked.fetch_update(Ordering::SeqCst, Ordering::SeqCst, minus_one);
     }
 
     /// Threads of a connection will sleep by [`Waiter::sleep_on_word`]. From now on the background

@@ -46,6 +46,8 @@ pub(crate) struct ReadinessFd {
     shown: Mutex<Shown>,
     /// The pair shows at once the end of unread bytes, and a hang-up as TCP does.
     exact: AtomicBool,
+    /// The background thread watches the line of the connection, by the line of its slab.
+    marked: AtomicBool,
 }
 
 /// Number of pairs of this process.
@@ -77,7 +79,8 @@ impl ReadinessFd {
         let ready = Ready { writable: true, ..Ready::default() };
         let shown = Mutex::new(Shown { ours: Some(ours), ready });
         PAIRS.fetch_add(1, Ordering::Relaxed);
-        Ok(ReadinessFd { application, shown, exact: AtomicBool::new(false) })
+        let (exact, marked) = Default::default();
+        Ok(ReadinessFd { application, shown, exact, marked })
     }
 
     /// Makes the pair follow the state of a TCP socket at every moment, at the cost of a system call
@@ -89,6 +92,21 @@ impl ReadinessFd {
     /// Whether [`ReadinessFd::make_exact`] was called.
     pub(crate) fn is_exact(&self) -> bool {
         self.exact.load(Ordering::Relaxed)
+    }
+
+    /// Notes that the background thread watches the line. `false`: it does so already.
+    pub(crate) fn mark(&self) -> bool {
+        !self.marked.swap(true, Ordering::SeqCst)
+    }
+
+    /// Undoes [`ReadinessFd::mark`].
+    pub(crate) fn unmark(&self) {
+        self.marked.store(false, Ordering::SeqCst);
+    }
+
+    /// Whether [`ReadinessFd::mark`] was called.
+    pub(crate) fn is_marked(&self) -> bool {
+        self.marked.load(Ordering::SeqCst)
     }
 
     /// The end that the application polls.
