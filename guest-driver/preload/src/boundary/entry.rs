@@ -15,6 +15,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use ism_sys::OnceBox;
 
 use super::threads;
+use crate::sys::user_memory::for_stack;
 
 /// The library's answer to a system call: its result, or `None` for the kernel.
 pub(crate) type Answer = fn(i64, [usize; 6]) -> Option<isize>;
@@ -69,7 +70,7 @@ unsafe extern "C" fn answer(frame: *mut Frame) -> u32 {
 /// Asks the library for its answer. `false`: the call is the kernel's.
 pub(super) fn ask_frame(frame: &mut Frame) -> bool {
     let words = [frame.rdi, frame.rsi, frame.rdx, frame.r10, frame.r8, frame.r9];
-    let result = ask(frame.rax as i64, words);
+    let result = for_stack(frame.rsp, || ask(frame.rax as i64, words));
     if let Some(result) = result {
         frame.rax = result as usize;
     }

@@ -4,6 +4,7 @@
 //! function of libc with its own access to the memory.
 
 use std::borrow::Cow;
+use std::cell::Cell;
 use std::ffi::{c_int, c_void};
 use std::io::{IoSlice, IoSliceMut};
 use std::net::SocketAddr;
@@ -248,6 +249,21 @@ pub(crate) struct AddressBuffer {
 
 /// Distance above the stack pointer of addresses certainly on the stack.
 const ON_STACK: usize = 32 << 10;
+/// The same above the stack pointer of a program with a stack of its own: a goroutine's is small.
+const ON_PROGRAM_STACK: usize = 1 << 10;
+
+thread_local! {
+    /// The program's stack pointer, while the library answers on another stack.
+    static PROGRAM_STACK: Cell<usize> = const { Cell::new(0) };
+}
+
+/// Makes a call for a program with this stack pointer, on another stack.
+pub(crate) fn for_stack<R>(pointer: usize, call: impl FnOnce() -> R) -> R {
+    PROGRAM_STACK.set(pointer);
+    let result = call();
+    PROGRAM_STACK.set(0);
+    result
+}
 
 impl AddressBuffer {
     /// The program's buffer.
@@ -262,7 +278,8 @@ impl AddressBuffer {
         // For a bad address the kernel has an error, so only a certainly good address is read: nearly
         // always the address of a local variable.
         let from_here = (len as usize).wrapping_sub(std::ptr::from_ref(&here) as usize);
-        let is_local = from_here < ON_STACK;
+        let from_program = (len as usize).wrapping_sub(PROGRAM_STACK.get());
+        let is_local = from_here < ON_STACK || from_program < ON_PROGRAM_STACK;
         let room = match !addr.is_null() && is_local {
             // SAFETY: the memory is that of the callers of this function.
             true => unsafe { len.read_unaligned() },
@@ -462,4 +479,24 @@ pub(crate) fn libc_result(result: SysResult) -> isize {
 pub(crate) unsafe fn mask(mask: *const libc::sigset_t) -> Option<SignalMask> {
     // SAFETY: the caller's promise; a set is longer than this.
     (!mask.is_null()).then(|| SignalMask(unsafe { mask.cast::<u64>().read_unaligned() }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_length_is_read_only_from_the_stack_of_the_thread_or_of_its_program() {
+        let mut far = Box::new([28u32; 512]);
+        let mut address = [0u8; 28];
+        let addr = (&raw mut address).cast::<libc::sockaddr>();
+        let stack = (&raw const far[0]) as usize;
+        let mut room = |at: usize| {
+            // SAFETY: both lead to memory.
+            unsafe { AddressBuffer::new(addr, &raw mut far[at]) }.room
+        };
+        assert_eq!(room(0), 0);
+        assert_eq!(for_stack(stack, || [room(1), room(511)]), [28, 0]);
+        assert_eq!(room(1), 0, "the call is over");
+    }
 }
