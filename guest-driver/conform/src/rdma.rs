@@ -26,7 +26,7 @@ pub trait RdmaDevice: Send + Sync {
     }
     /// MAC address of the RNIC's port.
     fn mac(&self) -> [u8; 6];
-    /// Makes a queue pair, and registers memory writable for its peer.
+    /// Makes a queue pair, and registers 64 KiB of memory writable for its peer.
     ///
     /// # Errors
     /// Why not, as a sentence.
@@ -58,4 +58,12 @@ pub trait QueuePair: Send {
     /// # Errors
     /// The link is over, and why.
     fn receive(&mut self, limit: Duration) -> Result<Option<Vec<u8>>, String>;
+    /// Writes bytes to memory of the target, by its key and address there. Later messages come behind
+    /// the bytes.
+    ///
+    /// # Errors
+    /// The link is over, and why.
+    fn write(&mut self, to: (u32, u64), bytes: &[u8]) -> Result<(), String>;
+    /// `len` bytes of the memory that is writable for the target.
+    fn read(&self, at: usize, len: usize) -> Vec<u8>;
 }

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! An RNIC of this machine for the suite's links of SMC-R.
 
+use std::collections::VecDeque;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use smc_conform::{LinkEnd, QueuePair, RdmaDevice};
-use smc_core::wire::ids::{Gid, Mtu, Psn, Qpn};
+use smc_core::wire::ids::{Gid, Mtu, Psn, Qpn, Rkey};
 use smc_verbs::{
     Access, Completed, Completion, Context, Cq, GidEntry, GidKind, Hops, Init, Memory, Mr, Payload,
     Pd, Qp, QpCaps, ReadyToSend, Recv, RemoteEnd, VerbsError, Work, devices,
@@ -21,6 +22,8 @@ const MESSAGE: usize = 8192;
 const SENDS: usize = 32;
 /// Bytes writable for the target.
 const ELEMENT: usize = 64 << 10;
+/// How long a request may wait for a buffer.
+const BUFFER: Duration = Duration::from_secs(10);
 /// How often completions are looked at.
 const LOOK: Duration = Duration::from_micros(500);
 /// How a GID of an IPv4 address begins.
@@ -80,7 +83,9 @@ impl Rnic {
             cq,
             element,
             buffers,
-            sent: 0,
+            posted: 0,
+            completed: 0,
+            received: VecDeque::new(),
         };
         Ok(link)
     }
@@ -116,7 +121,11 @@ struct Link {
     element: Mr,
     /// Buffers of receives first, then of sends.
     buffers: Mr,
-    sent: usize,
+    /// Send requests, and their completions.
+    posted: usize,
+    completed: usize,
+    /// Messages that came before the suite asked for them.
+    received: VecDeque<Vec<u8>>,
 }
 
 /// Numbers of send requests begin here.
@@ -158,6 +167,55 @@ impl Link {
     }
 }
 
+impl Link {
+    /// Posts a send request: a message, or bytes for the target's memory.
+    fn post(&mut self, bytes: &[u8], to: Option<(u64, Rkey)>) -> Result<(), String> {
+        let end = Instant::now() + BUFFER;
+        while self.posted - self.completed >= SENDS {
+            if !self.complete()? {
+                if Instant::now() > end {
+                    return Err(format!("no request was completed within {} s", BUFFER.as_secs()));
+                }
+                std::thread::sleep(LOOK);
+            }
+        }
+        let at = self.buffer(RECEIVES + self.posted % SENDS);
+        self.buffers.memory().copy_in(at, bytes).map_err(|error| error.to_string())?;
+        let sge = self.buffers.sge(at, bytes.len()).map_err(|error| error.to_string())?;
+        let (id, payload) = (SEND_IDS + self.posted as u64, Payload::Registered(sge));
+        let work = match to {
+            Some((address, rkey)) => Work::write(id, payload, address, rkey),
+            None => Work::send(id, payload),
+        };
+        self.connected()?.post_send(&[work.signaled()]).map_err(|error| error.to_string())?;
+        self.posted += 1;
+        Ok(())
+    }
+
+    /// Takes a completion, if there is one, and keeps a received message.
+    fn complete(&mut self) -> Result<bool, String> {
+        let mut one = [Completion::default()];
+        if self.cq.poll(&mut one).map_err(|error| error.to_string())? == 0 {
+            return Ok(false);
+        }
+        let [completion] = one;
+        let Completed::Receive { len } =
+            completion.result().map_err(|status| status.to_string())?
+        else {
+            self.completed += 1;
+            return Ok(true);
+        };
+        let request = self.receive_request(completion.id())?;
+        let at = self.buffer(usize::try_from(completion.id()).unwrap_or(0) % RECEIVES);
+        let mut message = vec![0; len.min(MESSAGE)];
+        self.buffers.memory().copy_out(at, &mut message).map_err(|error| error.to_string())?;
+        // A queue pair refusing the request fails; the next completion shows the failure.
+        let _ = self.connected()?.post_recv(&[request]);
+        self.received.push_back(message);
+        Ok(true)
+    }
+}
+
 impl QueuePair for Link {
     fn qpn(&self) -> u32 {
         self.number.get()
@@ -189,37 +247,33 @@ impl QueuePair for Link {
     }
 
     fn send(&mut self, message: &[u8]) -> Result<(), String> {
-        let at = self.buffer(RECEIVES + self.sent % SENDS);
-        self.sent += 1;
-        let memory = self.buffers.memory();
-        memory.copy_in(at, message).map_err(|error| error.to_string())?;
-        let sge = self.buffers.sge(at, message.len()).map_err(|error| error.to_string())?;
-        let work = Work::send(SEND_IDS + self.sent as u64, Payload::Registered(sge)).signaled();
-        self.connected()?.post_send(&[work]).map_err(|error| error.to_string())
+        self.post(message, None)
+    }
+
+    fn write(&mut self, (rkey, address): (u32, u64), bytes: &[u8]) -> Result<(), String> {
+        let places = (address..).step_by(MESSAGE);
+        let mut pieces = places.zip(bytes.chunks(MESSAGE));
+        pieces.try_for_each(|(address, piece)| self.post(piece, Some((address, Rkey(rkey)))))
+    }
+
+    fn read(&self, at: usize, len: usize) -> Vec<u8> {
+        let mut bytes = vec![0; len];
+        // A ring of another size ends before.
+        let _ = self.element.memory().copy_out(at, &mut bytes);
+        bytes
     }
 
     fn receive(&mut self, limit: Duration) -> Result<Option<Vec<u8>>, String> {
         let until = Instant::now() + limit;
         loop {
-            let mut one = [Completion::default()];
-            if self.cq.poll(&mut one).map_err(|error| error.to_string())? == 0 {
+            if let Some(message) = self.received.pop_front() {
+                return Ok(Some(message));
+            }
+            if !self.complete()? {
                 if Instant::now() >= until {
                     return Ok(None);
                 }
                 std::thread::sleep(LOOK);
-                continue;
-            }
-            let [completion] = one;
-            let done = completion.result().map_err(|status| status.to_string())?;
-            if let Completed::Receive { len } = done {
-                let request = self.receive_request(completion.id())?;
-                let at = self.buffer(usize::try_from(completion.id()).unwrap_or(0) % RECEIVES);
-                let mut message = vec![0; len.min(MESSAGE)];
-                let memory = self.buffers.memory();
-                memory.copy_out(at, &mut message).map_err(|error| error.to_string())?;
-                // A queue pair refusing the request fails; the next completion shows the failure.
-                let _ = self.connected()?.post_recv(&[request]);
-                return Ok(Some(message));
             }
         }
     }
