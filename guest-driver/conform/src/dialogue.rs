@@ -406,7 +406,7 @@ impl Dialogue<'_> {
             let token = field("token").unwrap_or_default();
             let size = field("size").and_then(|size| size.first().copied()).unwrap_or(0);
             let time_factor = self.context.time_factor;
-            self.stream = Some(Stream::new(fabric, own, (&token, size), time_factor)?);
+            self.stream = Some(Stream::over_dmbs(fabric, own, (&token, size), time_factor)?);
         }
         let none = (Verdict::NotObservable, "there is no data path".to_owned());
         self.stream.as_mut().ok_or_else(|| none.into())
@@ -450,7 +450,7 @@ impl Dialogue<'_> {
     /// Whether the target's control block is as one of the outcomes says.
     fn shows(&mut self, outcomes: &[Value]) -> Judged<bool> {
         self.stream()?;
-        let Some(stream) = &self.stream else { return Ok(false) };
+        let Some(stream) = &mut self.stream else { return Ok(false) };
         let words = outcomes.iter().filter_map(of_words);
         words
             .map(|checks| stream.is(checks, &self.scope).map_err(lacks))
