@@ -4,6 +4,8 @@
 mod case_end;
 mod contact;
 
+use std::cell::RefCell;
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use toml::Value;
@@ -16,8 +18,8 @@ use crate::outcome::{
     Match, compare, describe, describe_all, falls_back, is_of_link, is_open, of_words,
 };
 use crate::peer::{Connection, Peer, Program};
-use crate::rdma::{QueuePair, RdmaDevice};
-use crate::stream::Stream;
+use crate::rdma::RdmaDevice;
+use crate::stream::{Pair, Stream};
 use crate::value::{Scope, as_number, bytes_of, to_hex};
 use case_end::{CaseEnd, fail_at};
 
@@ -144,7 +146,7 @@ struct Dialogue<'a> {
     /// The data path, once used by a step.
     stream: Option<Stream>,
     /// The suite's queue pairs, first link first.
-    queue_pairs: Vec<Box<dyn QueuePair>>,
+    queue_pairs: Vec<Rc<RefCell<Pair>>>,
     /// Whether the link is connected, and not ended by the target.
     is_linked: bool,
     /// Whether a Confirm has passed, and the target has not ended the connection.
@@ -161,7 +163,10 @@ struct Dialogue<'a> {
 impl Dialogue<'_> {
     fn hang_up(&mut self) {
         // SMC does not end with TCP: without an abort the target would keep its end for ever.
+        // The last word on a link of SMC-R, without data, ends the link and so the connection.
+        let has_last_word = self.stream.is_some() || self.queue_pairs.is_empty();
         if std::mem::take(&mut self.carries_smc)
+            && has_last_word
             && let Ok(stream) = self.stream()
         {
             stream.abort();
@@ -224,7 +229,9 @@ impl Dialogue<'_> {
         if let Some(words) = &step.stream {
             let stream = self.stream()?;
             stream.has_room(words).map_err(lacks)?;
-            stream.steps(words)?;
+            let stepped = stream.steps(words);
+            self.note_data();
+            stepped?;
         }
         if let Some(pause) = step.pause {
             std::thread::sleep(Duration::from_millis(pause));
@@ -397,7 +404,9 @@ impl Dialogue<'_> {
 
     /// The data path of the connection, with the DMBs named in the messages.
     fn stream(&mut self) -> Judged<&mut Stream> {
-        if self.stream.is_none() {
+        if self.stream.is_none() && self.is_linked {
+            self.stream = Some(self.stream_over_link()?);
+        } else if self.stream.is_none() {
             let fabric = self.context.fabric.ok_or_else(|| lacks("there is no device".into()))?;
             let own = self.buffers.pop().ok_or_else(|| lacks("no DMB was named".into()))?;
             let is_server = matches!(self.context.peer, Peer::Server { .. });
@@ -435,6 +444,7 @@ impl Dialogue<'_> {
             if Instant::now() > end {
                 let came = describe(&event, self.limit_of(step));
                 let words = self.stream()?.describe();
+                self.note_data();
                 let expected = describe_all(&step.expect);
                 let says = format!("expected {expected}; TCP: {came}; SMC: {words}");
                 let is_known = self.find(&step.linux, &event)?.0.is_some();

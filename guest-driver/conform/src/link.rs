@@ -90,6 +90,15 @@ impl Link {
         self.passed.push(Passed { at, from, path: Path::Tcp, bytes, event });
     }
 
+    /// Records a message of data on the link of SMC-R.
+    pub(crate) fn note_cdc(&mut self, (at, from, bytes): (Instant, Sender, Vec<u8>)) {
+        self.note_llc(from, &bytes, "");
+        if let Some(last) = self.passed.last_mut() {
+            let at = at.saturating_duration_since(self.began).as_millis();
+            last.at = u64::try_from(at).unwrap_or(u64::MAX);
+        }
+    }
+
     /// Records bytes or an event on the link of SMC-R.
     pub(crate) fn note_llc(&mut self, from: Sender, bytes: &[u8], event: &str) {
         self.note(from, bytes, event);

@@ -2,6 +2,7 @@
 //! Data of one connection: two rings, and the cursors and flags of both ends.
 
 mod carrier;
+mod rdma;
 
 use std::time::{Duration, Instant};
 
@@ -12,6 +13,7 @@ use crate::fabric::{Buffer, Fabric};
 use crate::value::Scope;
 pub(crate) use carrier::StreamFailure;
 use carrier::{Carrier, Cursor, Dmbs, Faults, LOOK, Words};
+pub(crate) use rdma::{Element, Pair, Rmbs};
 
 /// How long bytes may take to come back.
 const BACK: Duration = Duration::from_secs(8);
@@ -47,6 +49,11 @@ impl Stream {
         time_factor: u32,
     ) -> Result<Stream, StreamFailure> {
         Ok(Stream::new(Box::new(Dmbs::attach(fabric, own, target, time_factor)?), time_factor))
+    }
+
+    /// Over a link of SMC-R.
+    pub(crate) fn over_link(rmbs: Rmbs, time_factor: u32) -> Stream {
+        Stream::new(Box::new(rmbs), time_factor)
     }
 
     fn new(carrier: Box<dyn Carrier>, time_factor: u32) -> Stream {
@@ -88,7 +95,8 @@ impl Stream {
     /// Executes a step once: `bytes` is the number of bytes to write, or `fill` the whole ring;
     /// `flags` and `state` stay set; `read` is the number of bytes to take, 0 for everything sent;
     /// `producer` and `consumer` are errors added to the reported cursors, `wrap` an error added to
-    /// the reported wrap.
+    /// the reported wrap. Over a link, `token` is an error added to the alert token, and `number` the
+    /// distance from the number of the preceding message, for a message that takes no number.
     ///
     /// # Errors
     /// The failure of the step.
@@ -113,6 +121,8 @@ impl Stream {
         self.written += len;
         let faults = Faults {
             cursors: ["producer", "consumer", "wrap"].map(|name| number(name).unwrap_or(0)),
+            token: number("token").unwrap_or(0),
+            number: number("number"),
         };
         let is_told = !step.contains_key("read") || len > 0;
         if is_told {
@@ -188,7 +198,8 @@ impl Stream {
 
     /// Whether the target's words agree with `checks`: `flags` and `state`; `consumed`: everything
     /// read; `produced`: everything sent back; `inside`: both cursors within the rings; `unused`:
-    /// zeros in the unused bytes.
+    /// zeros in the unused bytes; `numbered`: over a link, all messages so far have the suite's token
+    /// and the numbers from 1 on.
     pub(crate) fn is(&mut self, checks: &Table, scope: &Scope) -> Result<bool, String> {
         let Words { producer, consumer, flags: [flags, state], unused } = self.last_words();
         checks.iter().try_fold(true, |so_far, (name, expected)| {
@@ -201,6 +212,7 @@ impl Stream {
                 }
                 "inside" => producer.count < self.own_ring && consumer.count < self.their_ring,
                 "unused" => unused == 0,
+                "numbered" => self.carrier.is_numbered(),
                 other => return Err(format!("no word of the target is called {other:?}")),
             };
             Ok(so_far && holds)

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The part of a dialogue over a link of SMC-R.
 
+use std::cell::RefCell;
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use super::case_end::fail_at;
-use super::{Dialogue, Judged, LOOK, Progress, Verdict};
+use super::{Dialogue, Judged, LOOK, Progress, Verdict, lacks};
 use crate::case::Step;
 use crate::link::{Event, Sender};
 use crate::llc::Llc;
@@ -12,10 +14,9 @@ use crate::message::{Kind, Message, parse_llc};
 use crate::outcome::{describe, describe_all, is_open};
 use crate::peer::Peer;
 use crate::rdma::LinkEnd;
+use crate::stream::{Element, Pair, Rmbs, Stream};
 use crate::value::as_number;
 
-/// First byte of a CDC message. LLC has no such type.
-const CDC: u8 = 0xfe;
 /// How long the last word to a target may take.
 const LAST_WORD: Duration = Duration::from_millis(50);
 
@@ -32,7 +33,7 @@ impl Dialogue<'_> {
         self.scope.set(format!("{start}psn"), three(made.psn()));
         self.scope.set(format!("{start}rkey"), made.rkey().to_be_bytes());
         self.scope.set(format!("{start}address"), made.address().to_be_bytes());
-        self.queue_pairs.push(made);
+        self.queue_pairs.push(Rc::new(RefCell::new(Pair::new(made))));
         // The server's Add Link precedes the client's need for a queue pair.
         match (which, &self.context.peer) {
             (1, Peer::Server { .. }) => self.connect_queue_pair(1, "llc-add-link"),
@@ -45,7 +46,7 @@ impl Dialogue<'_> {
         let field = |name: &str| self.scope.get(&format!("{message}.{name}"));
         let number = |name: &str| field(name).map_or(0, as_number);
         let gid = field("gid").and_then(|gid| <[u8; 16]>::try_from(gid).ok());
-        let (Some(queue_pair), Some(gid)) = (self.queue_pairs.get_mut(which), gid) else {
+        let (Some(queue_pair), Some(gid)) = (self.queue_pairs.get(which), gid) else {
             return Ok(());
         };
         let peer = LinkEnd {
@@ -58,20 +59,54 @@ impl Dialogue<'_> {
             let version = number("version").max(1);
             self.scope.set("llc_version", [u8::try_from(version).unwrap_or(1)]);
         }
-        queue_pair.connect(&peer).map_err(|why| (Verdict::NotObservable, why))?;
+        queue_pair.borrow_mut().connect(&peer).map_err(|why| (Verdict::NotObservable, why))?;
         self.is_linked = true;
         Ok(())
     }
 
     /// Sends a message of LLC. The end of the link is no error: the following steps show the end.
     pub(super) fn write_llc(&mut self, on: usize, bytes: &[u8]) -> Judged<()> {
-        let Some(queue_pair) = self.queue_pairs.get_mut(on) else {
+        let Some(queue_pair) = self.queue_pairs.get(on) else {
             return Err((Verdict::NotObservable, "there is no link".to_owned()).into());
         };
-        let sent = queue_pair.send(bytes);
+        let sent = queue_pair.borrow_mut().send(bytes);
         let event = sent.err().map_or(String::new(), |why| format!("not sent: {why}"));
         self.link()?.note_llc(Sender::Suite, bytes, &event);
         Ok(())
+    }
+
+    /// The data path over the first link, with the elements named in the messages.
+    pub(super) fn stream_over_link(&self) -> Judged<Stream> {
+        let [own, theirs] = match self.context.peer {
+            Peer::Server { .. } => ["confirm", "accept"],
+            Peer::Client { .. } => ["accept", "confirm"],
+        };
+        let number =
+            |kind: &str, name: &str| self.scope.get(&format!("{kind}.{name}")).map_or(0, as_number);
+        let len = |kind: &str| match number(kind, "size") {
+            size @ 0..=15 => Ok(16384_u32 << size),
+            size => Err(lacks(format!("{size} is no size of an element"))),
+        };
+        let word = |number: u64| u32::try_from(number).unwrap_or(u32::MAX);
+        let before = number(theirs, "index").saturating_sub(1) * u64::from(len(theirs)?);
+        let element = Element {
+            rkey: word(number(theirs, "rkey")),
+            address: number(theirs, "address").wrapping_add(before),
+            len: len(theirs)?,
+            token: word(number(theirs, "token")),
+        };
+        let token = word(number(own, "token")).to_be_bytes();
+        let pair = self.queue_pairs.first().ok_or_else(|| lacks("there is no link".into()))?;
+        let rmbs = Rmbs::new(Rc::clone(pair), (len(own)?, token), element);
+        Ok(Stream::over_link(rmbs, self.context.time_factor))
+    }
+
+    /// Records the messages of data since the last call.
+    pub(super) fn note_data(&mut self) {
+        let Some(link) = &mut self.link else { return };
+        for pair in &self.queue_pairs {
+            pair.borrow_mut().take_recorded().into_iter().for_each(|one| link.note_cdc(one));
+        }
     }
 
     /// Tells the target to end all links: a client's request and a server's command in one message.
@@ -86,10 +121,10 @@ impl Dialogue<'_> {
             *to = from;
         }
         if self.write_llc(0, &word).is_ok()
-            && let Some(queue_pair) = self.queue_pairs.first_mut()
+            && let Some(queue_pair) = self.queue_pairs.first()
         {
             // The queue pair has to live until the message is away.
-            let _ = queue_pair.receive(LAST_WORD);
+            let _ = queue_pair.borrow_mut().receive(LAST_WORD);
         }
     }
 
@@ -104,14 +139,14 @@ impl Dialogue<'_> {
                 return Err((Verdict::NotObservable, "there is no link".to_owned()).into());
             }
             for on in 0..self.queue_pairs.len() {
-                let received = self.queue_pairs.get_mut(on).map(|pair| pair.receive(LOOK));
+                let pair = self.queue_pairs.get(on);
+                let received = pair.map(|pair| pair.borrow_mut().receive(LOOK));
+                self.note_data();
                 match received.unwrap_or(Ok(None)) {
                     Ok(Some(bytes)) => {
                         self.link()?.note_llc(Sender::Target, &bytes, "");
-                        if bytes.first() != Some(&CDC) {
-                            let read = parse_llc(&bytes);
-                            return Ok((on, read.map_or_else(Event::Unreadable, Event::Message)));
-                        }
+                        let read = parse_llc(&bytes);
+                        return Ok((on, read.map_or_else(Event::Unreadable, Event::Message)));
                     }
                     Ok(None) => {}
                     Err(why) => {

@@ -19,7 +19,7 @@ pub(super) struct Exchange {
     /// Milliseconds since the connection began.
     pub(super) ms: u64,
     pub(super) from: &'static str,
-    /// "llc" for messages on a link of SMC-R; empty: TCP.
+    /// "llc" and "cdc" for messages on a link of SMC-R; empty: TCP.
     #[serde(skip_serializing_if = "str::is_empty")]
     pub(super) path: &'static str,
     #[serde(skip_serializing_if = "String::is_empty")]
@@ -57,13 +57,18 @@ pub(super) fn of_case(connections: &[Vec<Passed>]) -> Vec<Exchange> {
                     Sender::Suite => "suite",
                     Sender::Target => "target",
                 },
-                path: if first.path == Path::Link { "llc" } else { "" },
+                path: match (first.path, first.bytes.first()) {
+                    (Path::Tcp, _) => "",
+                    (Path::Link, Some(0xfe)) => "cdc",
+                    (Path::Link, _) => "llc",
+                },
                 hex: to_hex(&bytes),
                 segments: if segments.len() > 1 { segments } else { Vec::new() },
                 event: own.iter().map(|one| one.event.as_str()).collect::<Vec<_>>().concat(),
                 explained: match first.path {
                     Path::Tcp => explain(&bytes),
                     Path::Link if bytes.is_empty() => String::new(),
+                    Path::Link if bytes.first() == Some(&0xfe) => view::cdc(&bytes).to_string(),
                     Path::Link => view::llc(&bytes, &Dialect::SPEC).to_string(),
                 },
             });

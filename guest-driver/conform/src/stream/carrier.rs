@@ -94,6 +94,10 @@ pub(super) struct Words {
 pub(super) struct Faults {
     /// Added to the positions of producer and consumer, and to the producer's wrap.
     pub(super) cursors: [i64; 3],
+    /// Added to the alert token.
+    pub(super) token: i64,
+    /// Distance from the preceding number, for a message without an own number.
+    pub(super) number: Option<i64>,
 }
 
 /// The end of a link.
@@ -125,6 +129,10 @@ pub(super) trait Carrier {
         words: Words,
         faults: &Faults,
     ) -> Result<(), String>;
+    /// Whether all messages so far have the right numbers and token, where messages have them.
+    fn is_numbered(&self) -> bool {
+        true
+    }
 }
 
 /// A DMB of each end.
