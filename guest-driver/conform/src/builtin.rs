@@ -12,6 +12,7 @@ const FILES: &[(&str, &str)] = &[
     ("server-facts.toml", include_str!("../cases/server-facts.toml")),
     ("server-option.toml", include_str!("../cases/server-option.toml")),
     ("cdc.toml", include_str!("../cases/cdc.toml")),
+    ("cdc-link.toml", include_str!("../cases/cdc-link.toml")),
     ("client-facts.toml", include_str!("../cases/client-facts.toml")),
     ("server-accept.toml", include_str!("../cases/server-accept.toml")),
     ("server-confirm.toml", include_str!("../cases/server-confirm.toml")),

@@ -39,7 +39,7 @@ NOT-APPLICABLE (the target lacks what the case is about), NOT-OBSERVABLE (the su
 The suite first sends one Proposal that no server can use. If the answer is no CLC message it ends, so
 an ordinary TCP server gets 224 bytes and nothing more. With --device it takes a device on a fabric of
 the target, by which SMC-D comes about; without one the target declines, and much is not applicable.
-With --rnic it makes links of SMC-R, for the level llc.
+With --rnic it makes links of SMC-R, for the level llc, and with --echo for data over them.
 
 Without --aggressive the suite opens at most --connections connections at a time, sends nothing that
 is known to stall or to end connections of others, and names only its own GID.";
@@ -65,7 +65,7 @@ enum Layer {
     Clc,
     /// The messages on a link of SMC-R; needs --rnic.
     Llc,
-    /// Data and cursors over SMC-D; needs --device and --echo.
+    /// Data and cursors, over SMC-D with --device and over SMC-R with --rnic; needs --echo.
     Cdc,
     /// TCP option 254; needs CAP_BPF and CAP_NET_ADMIN.
     Option,
@@ -363,7 +363,7 @@ fn device(args: &ConformArgs) -> Result<Option<Arc<IsmDevice>>, CliError> {
     opened.map(Some).map_err(|source| CliError::Device { device: args.device.clone(), source })
 }
 
-/// The RNIC for the level `llc`.
+/// The RNIC for links of SMC-R.
 fn rdma(args: &ConformArgs, address: IpAddr) -> Result<Option<Rnic>, CliError> {
     match args.rnic.as_str() {
         "none" => Ok(None),
@@ -428,8 +428,8 @@ fn names(
 
 fn not_tried(args: &ConformArgs, no_option: Option<String>) -> Vec<(String, String)> {
     let mut all = vec![(
-        "Data over SMC-R, and a second link beyond its offer".to_owned(),
-        "the suite has no cases of them".to_owned(),
+        "A second link of SMC-R beyond its offer".to_owned(),
+        "the suite has one RNIC".to_owned(),
     )];
     match no_option {
         Some(why) => all.push(("TCP option 254".to_owned(), why)),

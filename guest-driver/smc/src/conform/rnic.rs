@@ -278,3 +278,114 @@ impl QueuePair for Link {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::{ErrorKind, Read, Write};
+    use std::net::{Ipv4Addr, TcpListener};
+
+    use guest_driver::socket::{DEFAULT_EID, Rnics};
+    use guest_driver::{Config, SmcListener, SmcStream, Stack};
+    use smc_conform::{Cases, Names, Options, Target, Verdict};
+    use smc_test_support::TIMEOUT;
+
+    use super::*;
+
+    const SUITE: [u8; 4] = [127, 0, 0, 1];
+    const TARGET: [u8; 4] = [127, 0, 0, 2];
+
+    /// A stack of the project with an RNIC of the double, and no other device.
+    fn stack(rnic: &str) -> Arc<Stack> {
+        let mut config = Config::new("/nowhere");
+        config.devices.clear();
+        config.rnics = Rnics::Names(vec![rnic.into()]);
+        config.smcr.max_links = 1;
+        config.clc_timeout = TIMEOUT;
+        Stack::open(config).unwrap()
+    }
+
+    /// Sends back what comes, until the peer's end.
+    fn echo(mut stream: SmcStream) {
+        let mut buffer = vec![0; 16 << 10];
+        while let Ok(n @ 1..) = stream.read(&mut buffer) {
+            if stream.write_all(&buffer[..n]).is_err() {
+                return;
+            }
+        }
+    }
+
+    /// Plays the cases of data; all of them pass.
+    fn plays(target: Target, rnic: &Rnic) {
+        let names = Names {
+            eid: DEFAULT_EID.into(),
+            seid: None,
+            chid: 0xff42,
+            gid: [0x43; 16],
+            mac: rnic.mac(),
+            roce_gid: rnic.gid(),
+            subnet: ([127, 0, 0, 0], 8),
+            prefix: None,
+        };
+        let options = Options {
+            target,
+            echo: true,
+            aggressive: true,
+            connections: 4,
+            wait: TIMEOUT,
+            time_factor: 4,
+            only: vec!["cdc-link".into()],
+            layers: vec!["cdc".into()],
+            fabric: None,
+            rdma: Some(rnic),
+            announce: None,
+            names,
+        };
+        let results = smc_conform::run(&Cases::load(None).unwrap(), &options, &|_| {}).unwrap();
+        let bad = results.results.iter().filter(|one| one.verdict != Verdict::Pass);
+        let bad: Vec<_> = bad.map(|one| format!("{}: {}", one.case.id, one.says)).collect();
+        assert!(bad.is_empty(), "{}", bad.join("\n"));
+        assert!(results.results.len() >= 20);
+    }
+
+    /// An RNIC at each end, with these names.
+    fn add(rnics: [(&str, [u8; 4]); 2]) {
+        for (name, address) in rnics {
+            smc_verbs::double::Rnic::add(name, address);
+        }
+    }
+
+    #[test]
+    fn a_server_keeps_the_rules_of_data_over_rdma() {
+        add([("conform0", SUITE), ("conform1", TARGET)]);
+        let listener = SmcListener::bind(&stack("conform1"), (Ipv4Addr::from(TARGET), 0)).unwrap();
+        let address = listener.local_addr().unwrap();
+        std::thread::spawn(move || {
+            while let Ok((stream, _)) = listener.accept() {
+                std::thread::spawn(|| echo(stream));
+            }
+        });
+        let rnic = Rnic::open("conform0", Ipv4Addr::from(SUITE).into()).unwrap();
+        plays(Target::Server(address), &rnic);
+    }
+
+    #[test]
+    fn a_client_keeps_the_rules_of_data_over_rdma() {
+        add([("conform2", SUITE), ("conform3", TARGET)]);
+        let listener = TcpListener::bind((Ipv4Addr::from(TARGET), 0)).unwrap();
+        let address = listener.local_addr().unwrap();
+        let stack = stack("conform2");
+        std::thread::spawn(move || {
+            loop {
+                match SmcStream::connect(&stack, address) {
+                    Ok(stream) => echo(stream),
+                    // The suite is over.
+                    Err(error) if error.kind() == ErrorKind::ConnectionRefused => return,
+                    // An end of the suite's within a handshake.
+                    Err(_) => {}
+                }
+            }
+        });
+        let rnic = Rnic::open("conform3", Ipv4Addr::from(TARGET).into()).unwrap();
+        plays(Target::Client { listener, program: None }, &rnic);
+    }
+}
