@@ -8,17 +8,20 @@ use std::time::SystemTime;
 
 use smc_conform::{CaseResult, Passed, Sender};
 
-use crate::capture::packets::{self, FIN_ACK, PUSH_ACK, packet};
+use crate::capture::packets::{self, FIN_ACK, PUSH_ACK, packet, send};
 
 /// Flags of TCP.
 const SYN: u8 = 2;
 const SYN_ACK: u8 = 0x12;
 const ACK: u8 = 0x10;
 const RST_ACK: u8 = 0x14;
+/// Queue pairs of the suite and of the target. The numbers 0 and 1 have a meaning for readers.
+const SUITE_PAIR: u32 = 0x101;
+const TARGET_PAIR: u32 = 0x102;
 
 /// Writes the connections of each played case to `ID.pcapng` in a directory, which is made. The ends have
-/// addresses for documentation: the suite 192.0.2.1, the target 192.0.2.2. Messages on a link of SMC-R are no
-/// packets of TCP, and are left out.
+/// addresses for documentation: the suite 192.0.2.1, the target 192.0.2.2. Messages on links of SMC-R are packets
+/// of RoCE v2, between two queue pairs with numbers of their own.
 ///
 /// # Errors
 /// A file cannot be written.
@@ -63,7 +66,17 @@ fn connection(number: u16, passed: &[Passed], is_server: bool) -> Vec<(u64, Vec<
         begin.into_iter().flatten().map(|packet| (0, packet)).collect();
     // The next sequence numbers of suite and target.
     let (mut own, mut theirs) = (1_u32, 1_u32);
-    for one in passed.iter().filter(|one| one.path == smc_conform::Path::Tcp) {
+    for (number, one) in (0_u32..).zip(passed) {
+        if one.path == smc_conform::Path::Link {
+            let (ends, to) = match one.from {
+                Sender::Suite => ((suite.ip(), target.ip()), TARGET_PAIR),
+                Sender::Target => ((target.ip(), suite.ip()), SUITE_PAIR),
+            };
+            let message = Some(one.bytes.as_slice()).filter(|bytes| !bytes.is_empty());
+            let packet = message.and_then(|bytes| send(ends, to, number, bytes));
+            all.extend(packet.map(|packet| (one.at * 1_000_000, packet)));
+            continue;
+        }
         let flags = match one.event.as_str() {
             "FIN" => FIN_ACK,
             "RST" => RST_ACK,
