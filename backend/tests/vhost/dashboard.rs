@@ -114,6 +114,16 @@ fn the_rules_for_alerts_are_about_what_is_exported() {
     assert_eq!(ALERTS.matches("- alert: Ism").count(), 7);
 }
 
+/// Prometheus judges the series of a fleet.
+#[test]
+fn the_alerts_are_raised_where_they_should_be() {
+    let series = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fleet/alerts.yaml");
+    match std::process::Command::new("promtool").args(["test", "rules", series]).output() {
+        Err(error) => smc_test_support::leave_out(&format!("promtool: {error}")),
+        Ok(output) => assert!(output.status.success(), "{output:?}"),
+    }
+}
+
 #[test]
 fn the_dashboard_has_the_fields_that_grafana_needs() {
     let dashboard: Value = serde_json::from_str(DASHBOARD).unwrap();

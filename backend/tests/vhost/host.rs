@@ -228,6 +228,10 @@ fn a_broker_that_is_killed_is_made_again_and_knows_its_names() {
     assert!(client.metrics().unwrap().contains("ism_broker_up 1"));
     let said = program.end(Signal::TERM);
     assert!(said.contains("the broker was killed by signal 9"), "{said}");
+    // For an audit: who has had a device of the pool.
+    let [pid, uid] = [std::process::id(), rustix::process::getuid().as_raw()];
+    let who = format!("a device of the pool guest=\"p/1\" pid={pid} uid={uid} network_namespace=");
+    assert!(said.contains(&who), "{said}");
     for name in ["a", "b", "c", "d", "p", "m"] {
         eventually("the end of a name", || !place.path(name).exists());
     }
