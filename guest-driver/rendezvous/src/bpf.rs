@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::assembler::Instruction;
+use super::unavailable::Rejected;
 
 /// The type of a program, with its hook.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -359,14 +360,6 @@ fn load_u32_btf() -> io::Result<OwnedFd> {
     attributes.set32(16, blob.len() as u32);
     // SAFETY: the address is the address of `blob`, with its length, and the kernel only reads.
     unsafe { bpf_fd(BTF_LOAD, &mut attributes) }
-}
-
-/// Why a program was not loaded.
-#[derive(Debug)]
-pub(super) struct Rejected {
-    pub(super) error: io::Error,
-    /// The last lines of the verifier's log.
-    pub(super) verifier: String,
 }
 
 /// Loads a program, checked and compiled by the kernel.

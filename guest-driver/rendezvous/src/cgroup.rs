@@ -20,6 +20,41 @@ pub(super) fn open(named: Option<&Path>) -> Result<(File, PathBuf), Unavailable>
     }
 }
 
+/// A cgroup for some programs, below the cgroup of this process. Dropping the value removes the cgroup, if
+/// no process is left in there.
+#[derive(Debug)]
+pub(super) struct Temporary(PathBuf);
+
+impl Temporary {
+    /// Makes a cgroup with this name.
+    pub(super) fn make(name: &str) -> Result<Temporary, Unavailable> {
+        let path = own()?.join(name);
+        // A killed process left its cgroup behind. Only an empty one goes.
+        let _ = fs::remove_dir(&path);
+        match fs::create_dir(&path) {
+            Ok(()) => Ok(Temporary(path)),
+            Err(error) => Err(Unavailable::Cgroup { path, error }),
+        }
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// Opens the directory.
+    pub(super) fn open(&self) -> Result<File, Unavailable> {
+        open(Some(&self.0)).map(|(directory, _)| directory)
+    }
+}
+
+impl Drop for Temporary {
+    fn drop(&mut self) {
+        if let Err(error) = fs::remove_dir(&self.0) {
+            tracing::warn!(path = %self.0.display(), %error, "a cgroup stays");
+        }
+    }
+}
+
 fn own() -> Result<PathBuf, Unavailable> {
     let membership = fs::read("/proc/self/cgroup").unwrap_or_default();
     find(&mounts(), &membership).ok_or(Unavailable::NoCgroup)

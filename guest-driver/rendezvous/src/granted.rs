@@ -59,7 +59,7 @@ use super::assembler::{Assembler, Helper, Instruction, Reg, When, Width};
 use super::bpf::{self, Hook};
 use super::listener::{self, LEVEL, RELEASE, TAKE};
 use super::program::{self, Maps, Program, mark, sockopt};
-use super::{SocketMaps, Unavailable, cgroup, rejected};
+use super::{SocketMaps, Unavailable, cgroup};
 
 /// The name of the option for a socket's mark, of the level [`LEVEL`].
 const MARK: i32 = 255;
@@ -100,7 +100,7 @@ pub fn grant(cgroup: &Path) -> Result<(), Unavailable> {
             Ok(loaded) => loaded,
             // Before Linux 6.12. An already listening socket then cannot answer.
             Err(_) if !needed => continue,
-            Err(why) => return Err(rejected(why)),
+            Err(why) => return Err(Unavailable::of_load(why)),
         };
         bpf::attach_for_good(hook, loaded.as_fd(), directory.as_fd())
             .map_err(|error| Unavailable::of_attaching(&path, error))?;

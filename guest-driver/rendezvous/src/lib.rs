@@ -252,7 +252,8 @@ impl Rendezvous {
         let counted = asked.as_ref().map(|asked| asked.map.as_fd());
         let maps = sockets.for_programs(clients.as_ref().map(AsFd::as_fd), counted);
         let code = program::options(&maps).unwrap_or_default();
-        let program = bpf::load(Hook::SockOps, "smc_option", &code).map_err(rejected)?;
+        let program =
+            bpf::load(Hook::SockOps, "smc_option", &code).map_err(Unavailable::of_load)?;
         let link = bpf::attach(Hook::SockOps, program.as_fd(), cgroup.as_fd());
         let link = link.map_err(|error| Unavailable::of_attaching(&path, error))?;
         let code = listener::listeners(&maps).unwrap_or_default();
@@ -687,14 +688,4 @@ fn bind(addr: &SocketAddr, prepare: impl FnOnce(BorrowedFd<'_>)) -> io::Result<T
     prepare(socket.as_fd());
     rustix::net::listen(&socket, BACKLOG)?;
     Ok(socket.into())
-}
-
-fn rejected(rejected: bpf::Rejected) -> Unavailable {
-    match rejected.error.raw_os_error() {
-        // The verifier refused the program. A missing capability fails already at the first map.
-        Some(libc::EACCES | libc::EINVAL) if !rejected.verifier.is_empty() => {
-            Unavailable::kernel(format!("its verifier: {}", rejected.verifier))
-        }
-        _ => Unavailable::of_bpf("a BPF program for TCP", rejected.error),
-    }
 }

@@ -24,13 +24,13 @@
 //! }
 //! ```
 
-use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use super::assembler::{Assembler, Helper, Instruction, Reg, When, Width};
 use super::bpf::{self, Hook, Map, MapKind};
-use super::{Unavailable, cgroup, rejected};
+use super::cgroup::Temporary;
+use super::unavailable::Unavailable;
 
 /// Connections at most.
 const MOST: u32 = 1 << 16;
@@ -51,7 +51,7 @@ const OF_MESSAGE: Offsets = [20, 24, 60, 64];
 /// cgroup, if no process is left in there.
 #[derive(Debug)]
 pub struct Sockmap {
-    path: PathBuf,
+    cgroup: Temporary,
     _link: OwnedFd,
     _sockets: Map<[u32; 4], u32>,
 }
@@ -63,50 +63,25 @@ impl Sockmap {
     /// # Errors
     /// The process lacks a precondition.
     pub fn make(name: &str) -> Result<Sockmap, Unavailable> {
-        let path = cgroup::open(None)?.1.join(name);
         let sockets = Map::new(MapKind::SocketHash, MOST, "smc_sockets")
             .map_err(|error| Unavailable::of_bpf("a map of sockets", error))?;
         let number = sockets.as_fd().as_raw_fd();
         let load = |hook, name, code: Option<Vec<Instruction>>| {
-            bpf::load(hook, name, &code.unwrap_or_default()).map_err(rejected)
+            bpf::load(hook, name, &code.unwrap_or_default()).map_err(Unavailable::of_load)
         };
         let collect = load(Hook::SockOps, "smc_collect", collect(number))?;
         let redirect = load(Hook::Message, "smc_redirect", redirect(number))?;
         bpf::attach_to_map(Hook::Message, redirect.as_fd(), sockets.as_fd())
             .map_err(|error| Unavailable::of_bpf("a program for messages", error))?;
-        // A killed process left its cgroup behind. Only an empty one goes.
-        let _ = std::fs::remove_dir(&path);
-        std::fs::create_dir(&path)
-            .map_err(|error| Unavailable::Cgroup { path: path.clone(), error })?;
-        let attached = cgroup::open(Some(&path)).and_then(|(directory, _)| {
-            bpf::attach(Hook::SockOps, collect.as_fd(), directory.as_fd())
-                .map_err(|error| Unavailable::of_attaching(&path, error))
-        });
-        match attached {
-            Ok(link) => Ok(Sockmap { path, _link: link, _sockets: sockets }),
-            Err(why) => {
-                remove(&path);
-                Err(why)
-            }
-        }
+        let cgroup = Temporary::make(name)?;
+        let link = bpf::attach(Hook::SockOps, collect.as_fd(), cgroup.open()?.as_fd())
+            .map_err(|error| Unavailable::of_attaching(cgroup.path(), error))?;
+        Ok(Sockmap { cgroup, _link: link, _sockets: sockets })
     }
 
     /// The directory of the cgroup.
     pub fn cgroup(&self) -> &Path {
-        &self.path
-    }
-}
-
-impl Drop for Sockmap {
-    fn drop(&mut self) {
-        remove(&self.path);
-    }
-}
-
-fn remove(path: &Path) {
-    let removed: io::Result<()> = std::fs::remove_dir(path);
-    if let Err(error) = removed {
-        tracing::warn!(path = %path.display(), %error, "a cgroup stays");
+        self.cgroup.path()
     }
 }
 

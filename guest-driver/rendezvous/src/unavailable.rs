@@ -110,6 +110,14 @@ pub enum Unavailable {
     },
 }
 
+/// Why a program was not loaded.
+#[derive(Debug)]
+pub(super) struct Rejected {
+    pub(super) error: io::Error,
+    /// The last lines of the verifier's log.
+    pub(super) verifier: String,
+}
+
 /// Capabilities missing from a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Missing {
@@ -148,6 +156,17 @@ impl Unavailable {
                 Self::kernel(format!("{what}: {error}"))
             }
             _ => Unavailable::System { what, error },
+        }
+    }
+
+    /// Finds the reason why a program could not be loaded.
+    pub(super) fn of_load(rejected: Rejected) -> Unavailable {
+        match rejected.error.raw_os_error() {
+            // The verifier refused the program. A missing capability fails already at the first map.
+            Some(libc::EACCES | libc::EINVAL) if !rejected.verifier.is_empty() => {
+                Unavailable::kernel(format!("its verifier: {}", rejected.verifier))
+            }
+            _ => Unavailable::of_bpf("a BPF program for TCP", rejected.error),
         }
     }
 
