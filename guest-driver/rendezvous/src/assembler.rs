@@ -83,6 +83,7 @@ pub(super) enum Helper {
     MapLookup = 1,
     MapUpdate = 2,
     MapDelete = 3,
+    IsUnderCgroup = 37,
     GetSocketCookie = 46,
     SetSockOpt = 49,
     GetSockOpt = 57,
@@ -184,6 +185,11 @@ impl Assembler {
     /// `dst *= value`
     pub(super) fn multiply(&mut self, dst: Reg, value: i32) {
         self.put(0x27, dst, 0, 0, value);
+    }
+
+    /// `dst <<= bits`
+    pub(super) fn shift_left(&mut self, dst: Reg, bits: i32) {
+        self.put(0x67, dst, 0, 0, bits);
     }
 
     /// `dst >>= bits`, without sign.

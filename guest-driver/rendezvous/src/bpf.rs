@@ -22,6 +22,9 @@ pub(super) enum Hook {
     GetSockOpt,
     /// Messages sent by the sockets of a map.
     Message,
+    /// A function of the kernel, by its number in the kernel's types: the program runs first, and a result
+    /// other than 0 stands in place of the function's.
+    Function(u32),
 }
 
 impl Hook {
@@ -31,6 +34,7 @@ impl Hook {
             Hook::SockOps => 13,
             Hook::SetSockOpt | Hook::GetSockOpt => 25,
             Hook::Message => 16,
+            Hook::Function(_) => 26,
         }
     }
 
@@ -41,6 +45,7 @@ impl Hook {
             Hook::SetSockOpt => 22,
             Hook::GetSockOpt => 21,
             Hook::Message => 7,
+            Hook::Function(_) => 26,
         }
     }
 }
@@ -58,6 +63,8 @@ pub(super) enum MapKind {
     SocketStorage,
     /// A hash table of sockets.
     SocketHash,
+    /// An array of cgroups, set by their descriptors.
+    Cgroups,
 }
 
 impl MapKind {
@@ -65,6 +72,7 @@ impl MapKind {
     fn number(self) -> u32 {
         match self {
             MapKind::ReadOnlyArray => 2,
+            MapKind::Cgroups => 8,
             MapKind::LruHash => 9,
             MapKind::SocketHash => 18,
             MapKind::PrefixTrie => 11,
@@ -82,6 +90,7 @@ const PROG_ATTACH: u32 = 8;
 const PROG_GET_FD_BY_ID: u32 = 13;
 const OBJ_GET_INFO_BY_FD: u32 = 15;
 const PROG_QUERY: u32 = 16;
+const RAW_TRACEPOINT_OPEN: u32 = 17;
 const BTF_LOAD: u32 = 18;
 const MAP_FREEZE: u32 = 22;
 const LINK_CREATE: u32 = 28;
@@ -204,7 +213,7 @@ impl<K: MapData, V: MapData> Map<K, V> {
         let mut attributes = Attributes::default();
         let flags = match kind {
             MapKind::ReadOnlyArray => F_MMAPABLE,
-            MapKind::LruHash | MapKind::SocketHash => 0,
+            MapKind::LruHash | MapKind::SocketHash | MapKind::Cgroups => 0,
             MapKind::PrefixTrie => F_NO_PREALLOC,
             MapKind::SocketStorage => F_NO_PREALLOC | F_CLONE,
         };
@@ -378,6 +387,9 @@ pub(super) fn load(hook: Hook, name: &str, program: &[Instruction]) -> Result<Ow
         }
         attributes.set_name(48, name);
         attributes.set32(68, hook.attach_type());
+        if let Hook::Function(number) = hook {
+            attributes.set32(108, number);
+        }
         // SAFETY: the addresses lead to the program, with its length in instructions, to a zero-terminated
         // string, and to a writable buffer, with its length.
         unsafe { bpf_fd(PROG_LOAD, &mut attributes) }
@@ -407,6 +419,14 @@ pub(super) fn attach(
     attributes.set32(8, hook.attach_type());
     // SAFETY: this command dereferences no addresses.
     unsafe { bpf_fd(LINK_CREATE, &mut attributes) }
+}
+
+/// Attaches a program to its function of the kernel, for as long as the returned descriptor is open.
+pub(super) fn attach_to_function(program: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    let mut attributes = Attributes::default();
+    attributes.set_fd(8, program);
+    // SAFETY: this command dereferences no addresses: the name is missing.
+    unsafe { bpf_fd(RAW_TRACEPOINT_OPEN, &mut attributes) }
 }
 
 /// Attaches a program to a cgroup, beside programs already attached, for as long as the cgroup exists.

@@ -44,6 +44,8 @@ mod assembler;
 mod bpf;
 mod cgroup;
 mod granted;
+mod kernel_sockets;
+mod kernel_types;
 mod listener;
 mod offer;
 mod peer_discovery;
@@ -54,6 +56,7 @@ mod sockmap;
 mod unavailable;
 
 pub use granted::{cgroup_of, grant};
+pub use kernel_sockets::{KernelSockets, NoKernelSockets};
 pub use peer_discovery::{
     ClientAction, Mode, OptionRequest, PROPOSAL_TIMEOUT, PeerDiscovery, ServerAction, TcpReason,
 };
