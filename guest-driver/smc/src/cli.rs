@@ -124,6 +124,8 @@ enum Command {
     DemoPeer { task: String },
     #[command(name = "__idle", hide = true)]
     Idle { task: String },
+    #[command(name = "__cgroup", hide = true)]
+    Cgroup { task: String },
 }
 
 /// The command that starts programs, for which it must not take long.
@@ -226,6 +228,7 @@ pub(crate) fn main() -> ExitCode {
         Command::Drive { task } => return perf::drive(&task),
         Command::DemoPeer { task } => return demo::peer(&task),
         Command::Idle { task } => return perf::idle(&task),
+        Command::Cgroup { task } => return run::keep(&task),
     };
     result.unwrap_or_else(|error| {
         // The reader of the pipe ("head", say) has closed the pipe: no failure.

@@ -74,6 +74,14 @@ impl Helper {
         self.child.id()
     }
 
+    /// Waits for the end of the process, which has left its task and pipes to a child of its own. This
+    /// process then becomes another program by exec, without a child from here.
+    pub(crate) fn leave(mut self) {
+        wait_for(&mut self.child, GRACE);
+        // Dropping would close the pipe.
+        std::mem::forget(self);
+    }
+
     /// The helper's next message.
     ///
     /// # Errors

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use guest_driver::go_program::Door;
 use ism_sys::Loader;
-use smc_rendezvous::{Policy, Rendezvous};
+use smc_rendezvous::{KernelSockets, Policy, Rendezvous};
 use smc_settings::{Place, PlaceReport};
 use virtio_ism::transport::pci::{self, Binding};
 
@@ -292,7 +292,11 @@ fn kernel_smc() -> Finding {
         }
         Ok(ueids) => {
             let says = format!("{devices}, enterprise ids {}", ueids.join(", "));
-            let says = format!("{says}: \"smc run --stack kernel\"");
+            let without_library = match KernelSockets::check() {
+                Ok(()) => ", static programs and others without libc included".to_owned(),
+                Err(why) => format!(", but not for static programs: {why}"),
+            };
+            let says = format!("{says}: \"smc run --stack kernel\"{without_library}");
             Finding::new(NAME, Status::Ok, says).carries_bytes()
         }
         Err(error) => Finding::new(NAME, Status::Broken, format!("its enterprise ids: {error}")),

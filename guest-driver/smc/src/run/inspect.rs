@@ -6,7 +6,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use guest_driver::go_program::{self, Door, NoDoor};
-use guest_driver::program_file;
+use guest_driver::program_file::{self, Obstacle};
 
 use crate::error::NoProgram;
 
@@ -54,9 +54,8 @@ pub(crate) fn door(program: &Path) -> Option<Result<Door, NoDoor>> {
 }
 
 /// Why the library cannot replace the program's calls of libc.
-pub(super) fn obstacle_for_libc(program: &Path) -> Option<String> {
-    let obstacle = program_file::obstacle(program, |name| find(name).ok());
-    obstacle.and_then(Result::err).map(|obstacle| obstacle.to_string())
+pub(super) fn obstacle_for_libc(program: &Path) -> Option<Obstacle> {
+    program_file::obstacle(program, |name| find(name).ok()).and_then(Result::err)
 }
 
 #[cfg(test)]

@@ -13,16 +13,18 @@ mod rule;
 use std::ffi::OsString;
 use std::os::fd::IntoRawFd;
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 use clap::{ArgAction, Args};
+use guest_driver::program_file::Obstacle;
 use guest_driver::traffic;
 use ism_sys::Loader;
 
 use crate::error::CliError;
 use crate::stack::RendezvousArg;
 
+pub(crate) use kernel::keep;
 pub(crate) use library::LIB;
 use load_check::WatchedProgram;
 pub(crate) use rule::Rule;
@@ -51,6 +53,9 @@ With \"--stack kernel\" the library only makes TCP sockets sockets of the kernel
 does the rest, over its own ISM device. Processes then share that device, and io_uring, fork and passed
 descriptors work as they do with TCP. The kernel finds peers by TCP option 254. It needs an enterprise id
 (\"smcd ueid add VIRTIO-ISM\"); rules about peers are not for it. \"smc doctor\" shows what it has.
+Static programs and programs in Go, which the library does not reach, get a cgroup in which the kernel
+itself makes these sockets; with --system-calls all programs do, and so their children. This takes root,
+Linux 6.11, and BTF and MPTCP in the kernel.
 
 If a network removes the option from SYN-ACKs only, a server whose protocol lets the server send first
 waits six seconds on each connection. A policy rule that leaves its ports on TCP avoids that.";
@@ -141,7 +146,8 @@ pub(crate) struct RunArgs {
     stay_on_tcp: bool,
 
     /// Put programs on SMC, too, that make system calls themselves: programs in Go, and static ones. An
-    /// experiment: a connection for each request is slower there than on TCP.
+    /// experiment: a connection for each request is slower there than on TCP. With "--stack kernel": no
+    /// library, but sockets of AF_SMC for a cgroup of the program and its children.
     #[arg(long = "system-calls", visible_alias = "go", value_name = "BOOL", num_args = 0..=1,
           require_equals = true, env = "SMC_GO",
           default_value = "false", default_missing_value = "true", action = ArgAction::Set)]
@@ -189,24 +195,15 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode, CliError> {
     command.arg0(name).args(rest);
     let by_kernel = kernel::is_chosen(args)
         .map_err(|why| CliError::Run { program: name.to_string_lossy().into(), why })?;
-    let door = if by_kernel { None } else { inspect::door(&program) };
+    if by_kernel {
+        return run_on_kernel(command, args, name, &program);
+    }
+    let door = inspect::door(&program);
     let has_linker = !matches!(door, Some(Ok(door)) if door.needs_loader());
-    let obstacle = match by_kernel {
-        true => inspect::obstacle_for_libc(&program),
-        false => inspect::obstacle(door, args.go).map(|obstacle| obstacle.to_string()),
-    };
-    let prepared = match obstacle {
-        Some(obstacle) => Err(obstacle),
+    let prepared = match inspect::obstacle(door, args.go) {
+        Some(obstacle) => Err(obstacle.to_string()),
         None => library::find().map_err(|missing| missing.to_string()),
     };
-    if by_kernel {
-        let lacks = crate::kernel::obstacle().filter(|_| args.strict);
-        let prepared = lacks.map_or(prepared, Err);
-        return start(command, args, name, prepared, false, |command, library| {
-            kernel::prepare(command, library::preload(&library));
-            load_check::request(command, &name.to_string_lossy(), args.strict, None)
-        });
-    }
     let devices = match args.device.is_empty() {
         true => vec![device::default()?],
         false => args.device.clone(),
@@ -224,6 +221,41 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode, CliError> {
             filters => command.env("SMC_RUN_FILTERS", filters.to_string()),
         };
         Ok(proof)
+    })
+}
+
+/// Replaces this process by the program, with sockets of the kernel's AF_SMC.
+fn run_on_kernel(
+    mut command: Command,
+    args: &RunArgs,
+    name: &OsString,
+    program: &Path,
+) -> Result<ExitCode, CliError> {
+    let obstacle = inspect::obstacle_for_libc(program);
+    let privileged = obstacle == Some(Obstacle::Privileged);
+    let mut prepared = match obstacle {
+        Some(obstacle) => Err(obstacle.to_string()),
+        None => library::find().map_err(|missing| missing.to_string()),
+    };
+    if let Some(lacks) = crate::kernel::obstacle().filter(|_| args.strict) {
+        prepared = Err(lacks);
+    } else if !privileged && (args.go || prepared.is_err()) {
+        match (kernel::enter_cgroup(), &prepared) {
+            (Ok(()), _) => {
+                kernel::withhold_devices(&mut command);
+                return Err(failed_exec(&mut command, name));
+            }
+            (Err(why), Err(obstacle)) => {
+                prepared = Err(format!("{obstacle}; and without a library: {why}"));
+            }
+            (Err(why), Ok(_)) => crate::output::note(&format!(
+                "smc run: only programs with libc get sockets of AF_SMC, since {why}"
+            )),
+        }
+    }
+    start(command, args, name, prepared, false, |command, library| {
+        kernel::prepare(command, library::preload(&library));
+        load_check::request(command, &name.to_string_lossy(), args.strict, None)
     })
 }
 
@@ -255,14 +287,20 @@ fn start(
             }
         }
     }
-    let error = command.exec();
+    let error = failed_exec(&mut command, name);
     if let Some(loader) = loader {
         loader.withdraw();
     }
     if let Some(proof) = proof {
         proof.withdraw();
     }
-    Err(CliError::Exec { program: name.to_string_lossy().into(), source: error })
+    Err(error)
+}
+
+/// Replaces this process by the program. The result is the error.
+fn failed_exec(command: &mut Command, name: &OsString) -> CliError {
+    let source = command.exec();
+    CliError::Exec { program: name.to_string_lossy().into(), source }
 }
 
 /// Says why the program stays on TCP.

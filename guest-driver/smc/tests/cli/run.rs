@@ -197,3 +197,24 @@ fn a_program_that_cannot_be_run_has_the_exit_status_of_a_shell() {
     let output = run(&["run", "--strict", "--device", "/no/such.sock", "true"]);
     assert_eq!(output.status.code(), Some(125), "{}", text(&output.stderr));
 }
+
+/// Without a library the kernel itself has to make sockets of AF_SMC.
+#[test]
+fn without_a_library_the_kernel_makes_the_sockets_or_a_line_says_what_is_missing() {
+    const AF_SMC: u16 = 43;
+    let run = |options: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_smc"));
+        command.args(["run", "--stack", "kernel"]).args(options).args(["echo", "it runs"]);
+        command.env("SMC_PRELOAD", "/nonexistent").stdin(Stdio::null()).output().unwrap()
+    };
+    let output = run(&[]);
+    let said = text(&output.stderr);
+    assert_eq!(text(&output.stdout), "it runs\n", "{said}");
+    let family = rustix::net::AddressFamily::from_raw(AF_SMC);
+    if rustix::net::socket(family, rustix::net::SocketType::STREAM, None).is_err() {
+        assert!(said.contains("echo stays on TCP"), "{said}");
+        assert!(said.contains("and without a library: the kernel has no IPPROTO_SMC"), "{said}");
+        let strict = run(&["--strict"]);
+        assert!(!strict.status.success() && strict.stdout.is_empty(), "{strict:?}");
+    }
+}
