@@ -2,7 +2,7 @@
 //! The virtio-ism functions of this machine, and the kernel driver of each.
 
 use std::fs;
-use std::io;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use virtio_ism_abi::VIRTIO_ID_ISM;
@@ -61,7 +61,9 @@ fn functions_in(devices: &Path) -> Result<Vec<Function>, io::Error> {
             continue;
         };
         // A function can vanish between `read_dir` and the reads of its files.
-        if ids(&entry.path()).is_ok_and(|ids| ids == (VENDOR, DEVICE)) {
+        let has = |name, number| id(&entry.path(), name).is_ok_and(|found| found == number);
+        // First the device: a virtual machine has many functions of the vendor.
+        if has("device", DEVICE) && has("vendor", VENDOR) {
             found.push(Function { address, binding: binding(&entry.path()) });
         }
     }
@@ -72,7 +74,8 @@ fn functions_in(devices: &Path) -> Result<Vec<Function>, io::Error> {
 /// The function at an address.
 pub(super) fn function(address: PciAddress) -> Result<Function, PciError> {
     let path = directory(address);
-    let (vendor, device) = ids(&path).map_err(|_| PciError::Absent)?;
+    let id = |name| id(&path, name).map_err(|_| PciError::Absent);
+    let (vendor, device) = (id("vendor")?, id("device")?);
     if (vendor, device) != (VENDOR, DEVICE) {
         return Err(PciError::OtherDevice { vendor, device });
     }
@@ -84,14 +87,15 @@ pub(super) fn directory(address: PciAddress) -> PathBuf {
     Path::new(DEVICES).join(address.to_string())
 }
 
-fn ids(function: &Path) -> io::Result<(u16, u16)> {
+/// The number in a file of a function, by one read(2): each `smc run` without a fabric looks at all
+/// functions.
+fn id(function: &Path, name: &str) -> io::Result<u16> {
     let _making = ism_sys::making();
-    let read = |name: &str| -> io::Result<u16> {
-        let text = fs::read_to_string(function.join(name))?;
-        u16::from_str_radix(text.trim().trim_start_matches("0x"), 16)
-            .map_err(|_| io::ErrorKind::InvalidData.into())
-    };
-    Ok((read("vendor")?, read("device")?))
+    let mut text = [0; 16];
+    let read = fs::File::open(function.join(name))?.read(&mut text)?;
+    let text = text.get(..read).and_then(|text| std::str::from_utf8(text).ok());
+    let number = text.map(|text| u16::from_str_radix(text.trim().trim_start_matches("0x"), 16));
+    number.and_then(Result::ok).ok_or_else(|| io::ErrorKind::InvalidData.into())
 }
 
 fn link_name(path: &Path) -> Option<String> {
