@@ -138,13 +138,32 @@ unsafe fn rarely(signal: c_int, info: *mut siginfo_t, context: *mut c_void, hand
     }
     // SAFETY: the program's handler.
     let call = || unsafe { call(handler, signal, info, context) };
-    if is_fault { interrupt::outside(call) } else { call() }
+    if !is_fault {
+        return call();
+    }
+    // SAFETY: the context of this handler. The kernel's mask is the first word of libc's.
+    let mask = unsafe { &raw mut (*context.cast::<libc::ucontext_t>()).uc_sigmask }.cast::<u64>();
+    // SAFETY: as above.
+    let is_blocked = || unsafe { *mask } & bit(signal) != 0;
+    let was_blocked = is_blocked();
+    let is_inside = interrupt::is_inside();
+    interrupt::outside(call);
+    if is_inside && is_blocked() && !was_blocked && OF_LIBC.contains(&signal) {
+        // musl's handler of a cancellation has sent the signal again, and waits for EINTR.
+        // SAFETY: as above.
+        unsafe {
+            interrupt::defer(Some(signal), context.cast());
+            *mask |= bit(signal);
+        }
+    }
 }
 
 /// Whether calls interrupted by a signal are restarted.
 pub(super) fn restarts(signal: c_int) -> bool {
-    raw::action_of(signal)
-        .is_some_and(|[handler, flags]| handler <= 1 || flags & libc::SA_RESTART as usize != 0)
+    let of_libc = OF_LIBC.contains(&signal);
+    !of_libc
+        && raw::action_of(signal)
+            .is_some_and(|[handler, flags]| handler <= 1 || flags & libc::SA_RESTART as usize != 0)
 }
 
 unsafe extern "C-unwind" {

@@ -136,6 +136,14 @@ static void *ends(void *nothing)
     return nothing;
 }
 
+static void *blocks(void *ready)
+{
+    char byte;
+    pthread_barrier_wait(ready);
+    recv(fd, &byte, 1, 0);
+    return 0;
+}
+
 static void threads(void)
 {
     pthread_t some[4];
@@ -145,6 +153,12 @@ static void threads(void)
         for (int n = 0; n < 4; n++)
             CHECK(!pthread_join(some[n], 0));
     }
+    pthread_barrier_t ready;
+    void *result;
+    CHECK(!pthread_barrier_init(&ready, 0, 2) && !pthread_create(some, 0, blocks, &ready));
+    pthread_barrier_wait(&ready);
+    CHECK(!pthread_cancel(some[0]) && !pthread_join(some[0], &result));
+    CHECK(result == PTHREAD_CANCELED && echoes("after a cancellation"));
 }
 
 static int status_of(pid_t child)
