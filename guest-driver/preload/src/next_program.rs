@@ -42,14 +42,12 @@ impl TargetProgram<'_> {
         (self.gets_linker || has_door(&file)) && self.has_same_settings(&file, library)
     }
 
-    /// Whether the program is a static one, and has this library if a dynamic linker is loaded into it.
+    /// Whether the program has this library if, and only if, glibc's dynamic linker is loaded into it. For
+    /// processes that take system calls over.
     pub(crate) fn needs_linker(&self, library: &Path) -> bool {
-        config::get().is_some_and(|config| config.go)
-            && self.found().is_some_and(|file| {
-                is_executable(&file)
-                    && door_by_loader(&file)
-                    && self.has_same_settings(&file, library)
-            })
+        self.found().is_some_and(|file| {
+            is_executable(&file) && door_by_loader(&file) && self.has_same_settings(&file, library)
+        })
     }
 
     fn found(&self) -> Option<PathBuf> {

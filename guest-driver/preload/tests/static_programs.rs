@@ -5,46 +5,62 @@
 
 mod common;
 
-use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
 
-use common::{Fabric, compiled, run_ends};
+use common::{Fabric, compiled, load_into, run_ends};
 
-/// A static program on SMC.
-fn loaded(fabric: &Fabric, program: &Path, mode: &str, port: &str) -> Command {
-    let mut command = fabric.smc(program);
-    command.args([mode, port]).env("SMC_RUN_GO", "true");
-    let load = || {
-        // The loader waits for the program.
-        ism_sys::Loader::start().map(std::mem::forget).map_err(std::io::Error::other)
-    };
-    // SAFETY: the child has one thread, and its copy of the allocator is usable.
-    unsafe { command.pre_exec(load) };
-    command
-}
-
-/// Signals in the middle of calls, threads, children of all kinds, and registers.
-fn behaves(options: &[&str]) {
-    let program = compiled("static", &[&["-static"], options].concat());
+/// Signals in the middle of calls, threads, children of all kinds, and registers. `command`: of the
+/// program, an end and a port.
+fn behaves(options: &[&str], command: impl Fn(&Fabric, &Path, [&str; 2]) -> Command) {
+    let program = compiled("static", options);
     let fabric = Fabric::new(6);
-    run_ends(|mode, port| loaded(&fabric, &program, mode, port));
+    run_ends(|mode, port| command(&fabric, &program, [mode, port]));
     let (smc, tcp) = fabric.decided();
     assert!(smc >= 2 && tcp == 0, "{smc} on SMC, {tcp} on TCP");
     assert_eq!(fabric.broken(), Vec::<String>::new());
     std::fs::remove_file(program).unwrap();
 }
 
+fn ends(fabric: &Fabric, program: &Path, end: [&str; 2]) -> Command {
+    let mut command = fabric.smc(program);
+    load_into(&mut command, program);
+    command.args(end);
+    command
+}
+
 #[test]
 fn a_static_program_of_glibc_is_on_smc_and_as_on_tcp() {
-    behaves(&[]);
+    behaves(&["-static"], ends);
+}
+
+/// libc executes the program in the child of a vfork, without a call of the library.
+#[test]
+fn a_static_program_started_by_a_program_of_libc_is_on_smc() {
+    let starter = compiled("static", &["-DSTARTER"]);
+    behaves(&["-static", "-DSTARTED"], |fabric, program, end| {
+        let mut command = fabric.smc(&starter);
+        command.env("SMC_RUN_GO", "true").arg("start").arg(program).args(end);
+        command
+    });
+    std::fs::remove_file(starter).unwrap();
+}
+
+/// The options for musl. `None`: the test is left out.
+fn of_musl() -> Option<[&'static str; 2]> {
+    const SPECS: &str = "/usr/lib/x86_64-linux-musl/musl-gcc.specs";
+    match Path::new(SPECS).exists() {
+        true => Some(["-specs", SPECS]),
+        false => {
+            smc_test_support::leave_out("musl is not installed (Debian's musl-tools)");
+            None
+        }
+    }
 }
 
 #[test]
 fn a_static_program_of_musl_is_on_smc_and_as_on_tcp() {
-    const SPECS: &str = "/usr/lib/x86_64-linux-musl/musl-gcc.specs";
-    if !Path::new(SPECS).exists() {
-        return smc_test_support::leave_out("musl is not installed (Debian's musl-tools)");
+    if let Some([specs, file]) = of_musl() {
+        behaves(&["-static", specs, file], ends);
     }
-    behaves(&["-specs", SPECS]);
 }

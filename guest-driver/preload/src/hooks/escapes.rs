@@ -18,8 +18,9 @@ use crate::socket::table::DESCRIPTORS;
 use crate::sys::borrowed;
 use crate::sys::fork_lock::ForkMutex;
 use crate::sys::raw::{self, Errno};
-use crate::sys::user_memory::{is_nowhere, libc_result};
+use crate::sys::user_memory::{errno, is_nowhere, libc_result, set_errno};
 use crate::{config, fork, last_thread, relay};
+use ism_sys::Loader;
 
 /// Leaves a known descriptor to the kernel.
 #[inline]
@@ -287,51 +288,69 @@ unsafe extern "C-unwind" fn posix_spawn_file_actions_destroy(actions: *mut c_voi
     call_libc!(posix_spawn_file_actions_destroy, -1, (actions: *mut c_void) -> c_int)
 }
 
-fn before_spawn(actions: *const c_void, target: &Target) {
+fn before_spawn(actions: *const c_void, target: &mut Target) -> Option<Loader> {
     take_back::begin_spawn();
     fork::note_sharing_child();
     fork::note_child();
-    if config::get().is_none() {
-        return;
-    }
+    config::get()?;
+    let loader = target.load_linker(Loader::start_for_child);
     // The descriptors that the file actions duplicate.
     exec::leave_to(target, |fd| NAMED.lock().contains(&(actions as usize, fd)));
+    loader
+}
+
+/// Called with the result of a function to start a program. `none`: the result without a program.
+fn after_spawn(loader: Option<Loader>, none: bool) {
+    if let Some(loader) = loader.filter(|_| none) {
+        let error = errno();
+        within(|| loader.withdraw());
+        set_errno(error);
+    }
+    fork::note_child();
+    take_back::end_spawn();
 }
 
 /// Defines hooks of functions to start a program.
 macro_rules! spawns {
-    ($($name:ident($($arg:ident : $type:ty),*) -> $result:ty, $actions:expr, $target:expr
-       $(, with $environment:ident)?;)*) => {
+    ($($name:ident($($arg:ident : $type:ty),*) -> $result:ty, $actions:expr, $target:expr,
+       none: $none:expr $(, with $environment:ident)?;)*) => {
         $(#[unsafe(no_mangle)]
         unsafe extern "C-unwind" fn $name($($arg: $type),*) -> $result {
-            within(|| before_spawn($actions, &$target));
+            let mut loader = None;
+            within(|| loader = before_spawn($actions, &mut $target));
             $(let other = within(|| $target.other_environment());
             let $environment = other.unwrap_or($environment);)?
             let result = call_libc!($name, -1, ($($arg: $type),*) -> $result);
-            fork::note_child();
-            take_back::end_spawn();
+            after_spawn(loader, $none(result));
             result
         })*
     };
 }
 
+/// Whether a result is an error. The status of an ended program may be taken for one.
+fn is_error(result: c_int) -> bool {
+    result != 0
+}
+
 spawns! {
     posix_spawn(pid: *mut pid_t, path: *const c_char, actions: *const c_void, attr: *const c_void,
-        argv: *const c_void, envp: Words) -> c_int, actions, Target::path(path, envp), with envp;
+        argv: *const c_void, envp: Words) -> c_int, actions, Target::path(path, envp), none: is_error,
+        with envp;
     posix_spawnp(pid: *mut pid_t, path: *const c_char, actions: *const c_void, attr: *const c_void,
-        argv: *const c_void, envp: Words) -> c_int, actions, Target::in_path(path, envp), with envp;
+        argv: *const c_void, envp: Words) -> c_int, actions, Target::in_path(path, envp),
+        none: is_error, with envp;
     pidfd_spawn(pidfd: *mut c_int, path: *const c_char, actions: *const c_void,
         attr: *const c_void, argv: *const c_void, envp: Words) -> c_int, actions,
-        Target::path(path, envp), with envp;
+        Target::path(path, envp), none: is_error, with envp;
     pidfd_spawnp(pidfd: *mut c_int, path: *const c_char, actions: *const c_void,
         attr: *const c_void, argv: *const c_void, envp: Words) -> c_int, actions,
-        Target::in_path(path, envp), with envp;
-    system(command: *const c_char) -> c_int, std::ptr::null(), Target::shell();
-    __libc_system(command: *const c_char) -> c_int, std::ptr::null(), Target::shell();
+        Target::in_path(path, envp), none: is_error, with envp;
+    system(command: *const c_char) -> c_int, std::ptr::null(), Target::shell(), none: is_error;
+    __libc_system(command: *const c_char) -> c_int, std::ptr::null(), Target::shell(), none: is_error;
     popen(command: *const c_char, mode: *const c_char) -> *mut c_void, std::ptr::null(),
-        Target::shell();
+        Target::shell(), none: <*mut c_void>::is_null;
     _IO_popen(command: *const c_char, mode: *const c_char) -> *mut c_void, std::ptr::null(),
-        Target::shell();
+        Target::shell(), none: <*mut c_void>::is_null;
 }
 
 // POSIX asynchronous I/O: libc's threads make the calls.

@@ -17,7 +17,7 @@ use crate::relay::take_back;
 use crate::selection::{answering_listeners, handed_listeners, session, waiting};
 use crate::sys::user_memory::{errno, is_nowhere, set_errno};
 use crate::{config, fork, relay};
-use ism_sys::{Loader, OnceBox};
+use ism_sys::{LoadError, Loader, OnceBox};
 
 /// Limit for peers to take the bytes of relays and send queues before another process takes over.
 const SHORT: Duration = Duration::from_millis(20);
@@ -92,11 +92,16 @@ impl Target {
         Target::path(c"/bin/sh".as_ptr(), own_environment())
     }
 
-    /// Has a dynamic linker loaded into the program, if there is none and the library needs one.
-    fn load_linker(&mut self) -> Option<Loader> {
+    /// Has a dynamic linker loaded into the program, if there is none and the library needs one. `start`:
+    /// for this process, or for a child.
+    pub(super) fn load_linker(
+        &mut self,
+        start: fn() -> Result<Loader, LoadError>,
+    ) -> Option<Loader> {
+        config::get().filter(|config| config.go)?;
         let words = self.words();
         let program = self.program(&words)?;
-        let loader = program.needs_linker(own_path()?).then(Loader::start)?.ok();
+        let loader = program.needs_linker(own_path()?).then(start)?.ok();
         self.gets_linker = loader.is_some();
         loader
     }
@@ -253,7 +258,7 @@ fn execute_with_keeper(
     let mut loader = None;
     let (has_work, other) = within(|| {
         let mut target = target();
-        loader = target.load_linker();
+        loader = target.load_linker(Loader::start);
         (prepare(&target), target.other_environment())
     });
     let execute = |other| {

@@ -5,11 +5,13 @@
 #![allow(dead_code, reason = "not every test uses all of it")]
 
 use std::io::Read;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
+use guest_driver::go_program;
 use ism_device::DeviceInfo;
 use smc_test_support::TestDir;
 use vhost_device_ism::config::{FabricSpec, GuestSpec, Quotas};
@@ -201,6 +203,20 @@ pub fn library() -> PathBuf {
         dir.join("libsmc_preload.so")
     });
     built.clone()
+}
+
+/// Has the library loaded as by `smc run --system-calls`, if the program needs a loader.
+pub fn load_into(command: &mut Command, program: &Path) {
+    let door = go_program::door(program, |_| None);
+    if !door.is_some_and(|door| door.is_ok_and(go_program::Door::needs_loader)) {
+        return;
+    }
+    let load = || {
+        // The loader waits for the program.
+        ism_sys::Loader::start().map(std::mem::forget).map_err(std::io::Error::other)
+    };
+    // SAFETY: the child has one thread, and its copy of the allocator is usable.
+    unsafe { command.env("SMC_RUN_GO", "true").pre_exec(load) };
 }
 
 /// Waits until a condition holds.

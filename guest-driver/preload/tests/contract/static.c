@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause */
 /* A static program: "server PORT" echoes one connection; "client PORT" uses the connection in the
- * middle of signals, threads and children. Both end with "all bytes". */
+ * middle of signals, threads and children. Both end with "all bytes". "start PROGRAM WORD..." starts
+ * another program. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <emmintrin.h>
@@ -196,6 +197,11 @@ int main(int count, char **words)
     char room[4096], byte;
     if (count > 1 && !strcmp(words[1], "child"))
         return recv(9, &byte, 1, 0) == 1 && byte == 'p' ? 7 : 8;
+    if (count > 2 && !strcmp(words[1], "start")) {
+        pid_t child;
+        CHECK(!posix_spawn(&child, words[2], 0, 0, words + 2, environ));
+        return status_of(child);
+    }
     struct sockaddr_in at = {AF_INET, htons(atoi(words[2])), {htonl(INADDR_LOOPBACK)}};
     fd = socket(AF_INET, SOCK_STREAM, 0);
     if (!strcmp(words[1], "server")) {

@@ -15,8 +15,8 @@ mod beginning;
 mod linker;
 
 use std::cell::Cell;
-use std::ffi::{CStr, CString, c_int, c_long};
-use std::io;
+use std::ffi::{CStr, c_int, c_long};
+use std::io::{self, Write};
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 
 use beginning::BEGINNING;
@@ -65,19 +65,25 @@ impl Loader {
     /// # Errors
     /// [`LoadError`]: the next program begins as usual.
     pub fn start() -> Result<Loader, LoadError> {
+        Loader::start_for(libc::PTRACE_O_TRACEEXEC)
+    }
+
+    /// Variant of [`Loader::start`] for the next program executed by the next child of the calling thread.
+    /// The child is made by vfork, or by `posix_spawn` of libc.
+    ///
+    /// # Errors
+    /// As [`Loader::start`].
+    pub fn start_for_child() -> Result<Loader, LoadError> {
+        Loader::start_for(libc::PTRACE_O_TRACEEXEC | libc::PTRACE_O_TRACEVFORK)
+    }
+
+    /// `events`: options of the trace.
+    fn start_for(events: c_int) -> Result<Loader, LoadError> {
         let linker = Linker::read(LINKER).map_err(LoadError::Linker)?;
-        let [process, thread] = [libc::SYS_getpid, libc::SYS_gettid].map(|number| {
-            // SAFETY: no arguments.
-            unsafe { call(number, &[0; 6]) as pid_t }
-        });
-        let memory = CString::new(format!("/proc/{process}/mem")).unwrap_or_default();
-        let mut tracer = Tracer {
-            traced: Cell::new(thread),
-            memory,
-            file: -1,
-            linker,
-            words: vec![0; MOST_WORDS],
-        };
+        // SAFETY: no arguments.
+        let thread = unsafe { call(libc::SYS_gettid, &[0; 6]) } as pid_t;
+        let traced = Cell::new(thread);
+        let mut tracer = Tracer { traced, events, file: -1, linker, words: vec![0; MOST_WORDS] };
         let pipes = || Ok((io::pipe()?, io::pipe()?));
         let ((from, to_maker), (from_maker, to)) = pipes().map_err(LoadError::NoProcess)?;
         let ours = [from.as_raw_fd(), to.as_raw_fd()];
@@ -178,9 +184,10 @@ fn receive(from: c_int) -> io::Result<c_int> {
 
 /// The loader in its own process. After the trace has begun, no memory is allocated.
 struct Tracer {
-    /// The traced thread.
+    /// The traced thread: the last one that stopped.
     traced: Cell<pid_t>,
-    memory: CString,
+    /// Options of the trace.
+    events: c_int,
     /// The memory of the process.
     file: c_int,
     linker: Linker,
@@ -201,7 +208,7 @@ impl Tracer {
         if send(to_maker, this).and_then(|()| receive(from_maker)).is_err() {
             return;
         }
-        let seized = self.ptrace(libc::PTRACE_SEIZE, 0, libc::PTRACE_O_TRACEEXEC as usize);
+        let seized = self.ptrace(libc::PTRACE_SEIZE, 0, self.events as usize);
         if send(to_maker, -seized as c_int).is_ok() && seized == 0 && self.await_exec() {
             self.load();
         }
@@ -234,11 +241,17 @@ impl Tracer {
         }
     }
 
-    /// Waits for the execution of the program. Signals before that are the process's.
+    /// Waits for the execution of the program. Signals before that are the process's. If a child shall
+    /// execute the program, its parent goes on without a trace.
     fn await_exec(&self) -> bool {
+        let is_event = |status, event| status >> 8 == libc::SIGTRAP | event << 8;
         while let Some(status) = self.stopped() {
-            if status >> 8 == libc::SIGTRAP | libc::PTRACE_EVENT_EXEC << 8 {
+            if is_event(status, libc::PTRACE_EVENT_EXEC) {
                 return true;
+            }
+            if is_event(status, libc::PTRACE_EVENT_VFORK) {
+                self.ptrace(libc::PTRACE_DETACH, 0, 0);
+                continue;
             }
             let is_signal = status >> 16 == 0;
             let signal = if is_signal { libc::WSTOPSIG(status) } else { 0 };
@@ -251,9 +264,12 @@ impl Tracer {
     fn load(&mut self) {
         // From here on the kernel ends the process if the loader dies.
         self.ptrace(libc::PTRACE_SETOPTIONS, 0, libc::PTRACE_O_EXITKILL as usize);
-        let path = self.memory.as_ptr() as usize;
-        let arguments = [path, (libc::O_RDWR | libc::O_CLOEXEC) as usize, 0, 0, 0, 0];
-        // SAFETY: the path is this value's.
+        let mut path = [0u8; 32];
+        // The array is long enough, and the zeros behind the path stay.
+        let _ = write!(path.as_mut_slice(), "/proc/{}/mem", self.traced.get());
+        let flags = (libc::O_RDWR | libc::O_CLOEXEC) as usize;
+        let arguments = [path.as_ptr() as usize, flags, 0, 0, 0, 0];
+        // SAFETY: the path is this function's.
         self.file = unsafe { call(libc::SYS_open, &arguments) } as c_int;
         let done = if self.file < 0 { Ok(()) } else { self.begin_linker() };
         if let Err(step) = done {

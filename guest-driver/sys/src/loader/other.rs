@@ -24,6 +24,14 @@ impl Loader {
         Err(LoadError::Machine)
     }
 
+    /// Fails.
+    ///
+    /// # Errors
+    /// [`LoadError`]: always.
+    pub fn start_for_child() -> Result<Loader, LoadError> {
+        Err(LoadError::Machine)
+    }
+
     /// Ends the loader.
     pub fn withdraw(self) {
         match self {}
