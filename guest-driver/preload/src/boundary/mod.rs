@@ -21,6 +21,7 @@ mod words;
 use std::ffi::{CString, c_int, c_void};
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use entry::Answer;
 use guest_driver::go_program::GoProgram;
@@ -95,6 +96,11 @@ pub(crate) unsafe fn call_handler(
     }
 }
 
+unsafe extern "C" {
+    /// The end of the heap, as glibc knows the end.
+    static __curbrk: AtomicUsize;
+}
+
 /// Begins a program whose dynamic linker came by a loader, and does not return then. `withheld`: a variable
 /// of the environment for the library only.
 pub(crate) fn run_static_program(withheld: &str) {
@@ -102,6 +108,10 @@ pub(crate) fn run_static_program(withheld: &str) {
     if let Ok(name) = CString::new(format!("{withheld}=")) {
         beginning.withhold(&name);
     }
+    // The end of the heap is the program's from here on: two libcs would move the end without each other.
+    // No increment fits behind this address, so glibc takes its memory from elsewhere.
+    // SAFETY: libc's variable, read and written by a thread at a time.
+    unsafe { __curbrk.store(usize::MAX << 12, Ordering::Relaxed) };
     if dispatch::is_on() {
         dispatch::begin();
     }

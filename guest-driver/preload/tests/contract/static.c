@@ -137,6 +137,35 @@ static void *ends(void *nothing)
     return nothing;
 }
 
+static pthread_barrier_t together;
+
+static void *waits(void *nothing)
+{
+    pthread_barrier_wait(&together);
+    return nothing;
+}
+
+/* The libc of this program and the library's have one heap of the kernel. */
+static void heap(void)
+{
+    enum { BLOCKS = 2000, BYTES = 2000, THREADS = 600 };
+    static unsigned char *blocks[BLOCKS];
+    static pthread_t all[THREADS];
+    for (int i = 0; i < BLOCKS; i++)
+        CHECK((blocks[i] = malloc(BYTES)) && memset(blocks[i], i, BYTES));
+    CHECK(!pthread_barrier_init(&together, 0, THREADS + 1));
+    for (int i = 0; i < THREADS; i++)
+        CHECK(!pthread_create(all + i, 0, waits, 0));
+    pthread_barrier_wait(&together);
+    for (int i = 0; i < THREADS; i++)
+        CHECK(!pthread_join(all[i], 0));
+    for (int i = 0; i < BLOCKS; i++) {
+        for (int at = 0; at < BYTES; at++)
+            CHECK(blocks[i][at] == (unsigned char)i);
+        free(blocks[i]);
+    }
+}
+
 static void *blocks(void *ready)
 {
     char byte;
@@ -220,6 +249,7 @@ int main(int count, char **words)
         registers();
         signals();
         threads();
+        heap();
         children();
         CHECK(echoes("the last bytes") && !shutdown(fd, SHUT_WR) && read(fd, room, 1) == 0);
     }
