@@ -155,6 +155,11 @@ pub(crate) fn is_of_glibc(linker: &str) -> bool {
     linker.rsplit('/').next().is_some_and(|name| name.starts_with("ld-linux"))
 }
 
+/// Whether a dynamic linker is musl's, for x86-64.
+pub(crate) fn is_of_musl(linker: &str) -> bool {
+    linker.ends_with("/ld-musl-x86_64.so.1")
+}
+
 /// Whether a program or library is written in Go.
 pub(crate) fn is_go(file: &File) -> bool {
     section(file, b".go.buildinfo").is_some()

@@ -94,6 +94,11 @@ impl TargetProgram<'_> {
             && config::is_same_for(|name| self.value(name))
     }
 
+    /// Whether the environment has the settings of this process, and no entry of LD_PRELOAD.
+    pub(crate) fn lacks_preload(&self) -> bool {
+        self.value(PRELOAD).is_none() && config::is_same_for(|name| self.value(name))
+    }
+
     /// The value of a variable in the program's environment.
     fn value(&self, name: &str) -> Option<&OsStr> {
         let mut values = self

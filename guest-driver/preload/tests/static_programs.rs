@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Static programs in C, of glibc and of musl, whose system calls the kernel refuses for the library.
+//! Programs in C without the glibc of the library: static ones, and those linked with musl. The kernel
+//! refuses their system calls for the library.
 #![cfg(target_arch = "x86_64")]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]
 
@@ -62,5 +63,12 @@ fn of_musl() -> Option<[&'static str; 2]> {
 fn a_static_program_of_musl_is_on_smc_and_as_on_tcp() {
     if let Some([specs, file]) = of_musl() {
         behaves(&["-static", specs, file], ends);
+    }
+}
+
+#[test]
+fn a_program_linked_with_musl_is_on_smc_and_as_on_tcp() {
+    if let Some([specs, file]) = of_musl() {
+        behaves(&[specs, file], ends);
     }
 }

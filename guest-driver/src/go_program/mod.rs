@@ -33,12 +33,14 @@ pub enum Door {
     /// The program is static, not written in Go, and its system calls are refused by the kernel for the
     /// library.
     Dispatch,
+    /// Variant of [`Door::Dispatch`] for a program whose dynamic linker is musl's.
+    DispatchOfMusl,
 }
 
 impl Door {
     /// Whether the library comes by a loader.
     pub fn needs_loader(self) -> bool {
-        matches!(self, Door::LoadedSystemCalls | Door::Dispatch)
+        matches!(self, Door::LoadedSystemCalls | Door::Dispatch | Door::DispatchOfMusl)
     }
 }
 
@@ -57,6 +59,9 @@ pub enum NoDoor {
     /// Variant of [`NoDoor::Unwanted`] for another static program.
     #[error("it is a static program (--system-calls puts it on SMC)")]
     UnwantedStatic,
+    /// Variant of [`NoDoor::Unwanted`] for a program linked with musl.
+    #[error("it is linked with musl (--system-calls puts it on SMC)")]
+    UnwantedMusl,
 }
 
 /// The door of a program. `None`: the file does not tell, as for [`program_file::obstacle`], whose
@@ -77,6 +82,9 @@ pub fn door(
             Some(read.map(door).map_err(NoDoor::Go))
         }
         Err(Obstacle::Static) if cfg!(target_arch = "x86_64") => Some(Ok(Door::Dispatch)),
+        Err(Obstacle::OtherLibc(linker)) if program_file::is_of_musl(&linker) => {
+            Some(Ok(Door::DispatchOfMusl))
+        }
         Err(obstacle) => Some(Err(NoDoor::File(obstacle))),
     }
 }

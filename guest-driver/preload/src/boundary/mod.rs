@@ -18,14 +18,14 @@ mod stubs;
 mod threads;
 mod words;
 
-use std::ffi::{CString, c_int, c_void};
+use std::ffi::{CStr, CString, c_int, c_void};
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use entry::Answer;
 use guest_driver::go_program::GoProgram;
-use ism_sys::Beginning;
+use ism_sys::{Beginning, OnceBox};
 use patch::Entry;
 
 use crate::selection::own_calls;
@@ -39,8 +39,8 @@ pub(crate) struct Handlers {
     pub(crate) library: usize,
 }
 
-/// Takes over the system calls of a program written in Go, or of another static one. `answer`: for the
-/// numbers in `calls`. Called before the program's first instruction.
+/// Takes over the system calls of a program written in Go, or of another one without glibc. `answer`: for
+/// the numbers in `calls`. Called before the program's first instruction.
 pub(crate) fn begin(calls: &[i64], answer: Answer, handlers: Handlers) {
     let Ok(file) = File::open("/proc/self/exe") else { return };
     let program = GoProgram::of_file(&file);
@@ -56,13 +56,14 @@ pub(crate) fn begin(calls: &[i64], answer: Answer, handlers: Handlers) {
         None if Beginning::of_this_process().is_some() => {
             entry::set(calls, answer);
             dispatch::prepare(handlers.table, handlers.library)
-                .map_err(|why| format!("a static program: {why}"))
+                .map_err(|why| format!("without glibc: {why}"))
         }
         None => return,
     };
     let Ok(data) = file.metadata() else { return };
     match done {
-        Ok(()) => own_calls::note_taken_over(data.ino(), is_in_go),
+        Ok(()) if is_in_go => own_calls::note_go_taken_over(data.ino()),
+        Ok(()) => own_calls::note_all_taken_over(),
         Err(why) => own_calls::note_not_taken_over(data.ino(), why),
     }
 }
@@ -101,12 +102,27 @@ unsafe extern "C" {
     static __curbrk: AtomicUsize;
 }
 
+/// The entry of LD_PRELOAD withheld from a program.
+static PRELOAD: OnceBox<CString> = OnceBox::new();
+
+/// The entry of LD_PRELOAD withheld from this program, for programs that this one executes.
+pub(crate) fn withheld_preload() -> Option<&'static CStr> {
+    PRELOAD.get().map(CString::as_c_str)
+}
+
 /// Begins a program whose dynamic linker came by a loader, and does not return then. `withheld`: a variable
 /// of the environment for the library only.
 pub(crate) fn run_static_program(withheld: &str) {
     let Some(beginning) = Beginning::of_this_process() else { return };
     if let Ok(name) = CString::new(format!("{withheld}=")) {
         beginning.withhold(&name);
+    }
+    if beginning.has_linker {
+        // The program's dynamic linker would load the library a second time.
+        let preload = std::env::var_os("LD_PRELOAD").unwrap_or_default().into_encoded_bytes();
+        let entry = CString::new([b"LD_PRELOAD=", &preload[..]].concat());
+        let _ = entry.map(|entry| PRELOAD.set(entry));
+        beginning.withhold(c"LD_PRELOAD=");
     }
     // The end of the heap is the program's from here on: two libcs would move the end without each other.
     // No increment fits behind this address, so glibc takes its memory from elsewhere.

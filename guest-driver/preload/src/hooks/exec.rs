@@ -7,6 +7,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+#[cfg(target_arch = "x86_64")]
+use crate::boundary;
 use crate::hooks::assembly::in_assembly;
 use crate::hooks::libc_symbols::call_libc;
 use crate::hooks::within::within;
@@ -126,6 +128,11 @@ impl Target {
             }
             words.push(word);
         }
+        if let Some(entry) = withheld_preload()
+            && self.program(&words).is_some_and(|program| program.lacks_preload())
+        {
+            words.push(entry);
+        }
         words
     }
 
@@ -146,15 +153,31 @@ impl Target {
         }
         let library = LIBRARY.get()?.as_deref()?;
         let mut words = self.words();
-        let (at, preload) = self.program(&words)?.preload_without(library)?;
-        let preload = CString::new(preload).ok()?;
-        *words.get_mut(at)? = preload.as_ptr();
+        let preload = match self.program(&words)?.preload_without(library) {
+            Some((at, preload)) => {
+                let preload = CString::new(preload).ok()?;
+                *words.get_mut(at)? = preload.as_ptr();
+                preload
+            }
+            None if withheld_preload().is_some_and(|entry| words.last() == Some(&entry)) => {
+                CString::default()
+            }
+            None => return None,
+        };
         words.push(std::ptr::null());
         let environment = words.as_ptr();
         // A move into the cell does not move the heap memory.
         LAST.try_with(|last| last.replace((words, preload))).ok()?;
         Some(environment)
     }
+}
+
+/// The entry of LD_PRELOAD that the library has withheld from this program.
+fn withheld_preload() -> Option<*const c_char> {
+    #[cfg(target_arch = "x86_64")]
+    return boundary::withheld_preload().map(CStr::as_ptr);
+    #[cfg(not(target_arch = "x86_64"))]
+    return None;
 }
 
 unsafe extern "C" {

@@ -94,12 +94,17 @@ static WHY_NOT: OnceBox<(u64, String)> = OnceBox::new();
 
 static IS_IN_GO: AtomicBool = AtomicBool::new(false);
 
-/// Notes that the library sees all calls of a file, by its inode. `is_in_go`: the file is the program's,
-/// written in Go.
+/// Notes that the library sees all calls of the file of a program in Go, by its inode.
 #[cfg(target_arch = "x86_64")]
-pub(crate) fn note_taken_over(inode: u64, is_in_go: bool) {
+pub(crate) fn note_go_taken_over(inode: u64) {
     LOOKED_AT.lock().push(inode);
-    IS_IN_GO.store(is_in_go, Ordering::Relaxed);
+    IS_IN_GO.store(true, Ordering::Relaxed);
+}
+
+/// Notes that the library sees all calls of the process.
+#[cfg(target_arch = "x86_64")]
+pub(crate) fn note_all_taken_over() {
+    HAS_NEW_FILES.store(false, Ordering::Relaxed);
 }
 
 /// Whether the program is one in Go whose calls come by the second door.

@@ -54,6 +54,10 @@ pub(super) fn program(name: &OsStr) -> Result<Finding, CliError> {
                         "it is a static program, and smc run --system-calls loads the library and has \
                          the kernel refuse its system calls for the library"
                     }
+                    Door::DispatchOfMusl => {
+                        "it is linked with musl, and smc run --system-calls loads the library beside \
+                         musl and has the kernel refuse its system calls for the library"
+                    }
                     _ => {
                         "it is a static program in Go, and smc run --go loads the library and takes \
                          over its system calls"

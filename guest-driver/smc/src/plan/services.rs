@@ -139,6 +139,9 @@ impl Service {
             Some(Ok(Door::Dispatch)) => {
                 self.notes.insert("a static program: needs smc run --system-calls".into());
             }
+            Some(Ok(Door::DispatchOfMusl)) => {
+                self.notes.insert("linked with musl: needs smc run --system-calls".into());
+            }
             Some(Err(why)) => {
                 self.obstacles.insert(why.to_string());
             }

@@ -44,6 +44,7 @@ pub(super) fn obstacle(door: Option<Result<Door, NoDoor>>, go: bool) -> Option<N
     match door? {
         Ok(Door::SystemCalls | Door::LoadedSystemCalls) if !go => Some(NoDoor::Unwanted),
         Ok(Door::Dispatch) if !go => Some(NoDoor::UnwantedStatic),
+        Ok(Door::DispatchOfMusl) if !go => Some(NoDoor::UnwantedMusl),
         door => door.err(),
     }
 }

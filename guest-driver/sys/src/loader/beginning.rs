@@ -3,8 +3,10 @@
 
 use std::ffi::CStr;
 
-/// The type of an entry in the linker's auxiliary vector, with the program's stack pointer.
+/// The types of entries in the linker's auxiliary vector, with the program's stack pointer, and with the
+/// address of the first instruction: the program's, or its own dynamic linker's.
 pub(super) const BEGINNING: u64 = 0x736d_6300;
+pub(super) const ENTRY: u64 = BEGINNING + 1;
 
 /// The beginning of a program, in a process whose dynamic linker came by a loader.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -13,17 +15,19 @@ pub struct Beginning {
     entry: usize,
     /// The address of the program headers.
     pub headers: usize,
+    /// Whether the program has a dynamic linker of its own.
+    pub has_linker: bool,
 }
 
 impl Beginning {
     /// `None`: the kernel has loaded the dynamic linker, or there is none.
     pub fn of_this_process() -> Option<Beginning> {
         // SAFETY: reads a table of the process.
-        let stack = unsafe { libc::getauxval(BEGINNING) } as usize;
+        let [stack, entry] = [BEGINNING, ENTRY].map(|of| unsafe { libc::getauxval(of) } as usize);
         if stack == 0 {
             return None;
         }
-        let mut begin = Beginning { stack, entry: 0, headers: 0 };
+        let mut begin = Beginning { stack, entry, headers: 0, has_linker: false };
         // SAFETY: the kernel's stack for a program: count, arguments, 0, environment, 0, and the
         // auxiliary vector. The loader has found all of this there.
         unsafe {
@@ -36,7 +40,9 @@ impl Beginning {
             while *at != libc::AT_NULL as usize {
                 match *at as u64 {
                     libc::AT_PHDR => begin.headers = *at.add(1),
-                    libc::AT_ENTRY => begin.entry = *at.add(1),
+                    // The loader of an older `smc run` names no first instruction.
+                    libc::AT_ENTRY if begin.entry == 0 => begin.entry = *at.add(1),
+                    libc::AT_BASE => begin.has_linker = *at.add(1) != 0,
                     _ => {}
                 }
                 at = at.add(2);

@@ -19,7 +19,7 @@ use std::ffi::{CStr, c_int, c_long};
 use std::io::{self, Write};
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 
-use beginning::BEGINNING;
+use beginning::{BEGINNING, ENTRY};
 use libc::{pid_t, user_regs_struct};
 use linker::{Linker, PAGE, down, up};
 use thiserror::Error;
@@ -364,7 +364,7 @@ impl Tracer {
         let access = (libc::PROT_READ | libc::PROT_WRITE) as u64;
         let kind = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE) as u64;
         let room = self.call(entry, libc::SYS_mmap, [0, STACK, access, kind, u64::MAX, 0])?;
-        let top = self.fill_stack(room, base, stack)?;
+        let top = self.fill_stack(room, base, [BEGINNING, stack, ENTRY, entry])?;
         self.write(entry, &before)?;
         let mut registers = self.registers()?;
         registers.rip = base + self.linker.entry;
@@ -410,7 +410,8 @@ impl Tracer {
     }
 
     /// Fills the linker's stack: its stack pointer. The texts of the environment are the program's.
-    fn fill_stack(&mut self, room: u64, base: u64, stack: u64) -> Step<u64> {
+    fn fill_stack(&mut self, room: u64, base: u64, beginning: [u64; 4]) -> Step<u64> {
+        let [_, stack, ..] = beginning;
         let texts = room + STACK - PAGE;
         self.write(texts, LINKER.to_bytes_with_nul())?;
         let program = texts + LINKER.count_bytes() as u64 + 1;
@@ -433,7 +434,7 @@ impl Tracer {
                 break;
             }
         }
-        [BEGINNING, stack].into_iter().try_for_each(&mut put)?;
+        beginning.into_iter().try_for_each(&mut put)?;
         loop {
             let kind = u64::from_le_bytes(self.read(at)?);
             let value = u64::from_le_bytes(self.read(at + 8)?);
