@@ -9,7 +9,7 @@ use crate::bed::{Net, Place, Program, are_installed};
 use crate::case::{Carried, Case, after, seconds, times};
 
 /// Runs a compiler.
-fn compile(command: &mut Command) {
+pub fn compile(command: &mut Command) {
     let output = command.output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
@@ -183,26 +183,31 @@ fn go_checked() {
         ("Go, static, server in Python", &python, &linked, 3000),
         ("Go, static, executed", &executed, &started, 3000),
     ] {
-        let server = |place: &Place| {
-            let Place { address, port, .. } = place;
-            Program::new(format!("{server} serve {address}:{port}"))
-        };
-        let client = |place: &Place| {
-            let Place { address, port, .. } = place;
-            Program::new(format!("{client} ask {address}:{port} 20 {requests}"))
-        };
-        Case {
-            name,
-            needs: &[],
-            server: &server,
-            client: &client,
-            figure: &|text| after(text, "per second:"),
-            seen_by: None,
-            carried: Carried::Both,
-            wanted: 0.9,
-        }
-        .run(&net);
+        echoes_checked(name, server, client, requests, &net);
     }
+}
+
+/// The echo server and client of checked.go, in one language or in two.
+pub fn echoes_checked(name: &str, server: &str, client: &str, requests: u32, net: &Net) {
+    let server = |place: &Place| {
+        let Place { address, port, .. } = place;
+        Program::new(format!("{server} serve {address}:{port}"))
+    };
+    let client = |place: &Place| {
+        let Place { address, port, .. } = place;
+        Program::new(format!("{client} ask {address}:{port} 20 {requests}"))
+    };
+    Case {
+        name,
+        needs: &[],
+        server: &server,
+        client: &client,
+        figure: &|text| after(text, "per second:"),
+        seen_by: None,
+        carried: Carried::Both,
+        wanted: 0.9,
+    }
+    .run(net);
 }
 
 /// Whether a program names a dynamic linker.

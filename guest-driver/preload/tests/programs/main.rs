@@ -25,6 +25,8 @@ mod proxies;
 mod room;
 mod script;
 mod sessions;
+#[cfg(target_arch = "x86_64")]
+mod static_programs;
 mod streams;
 mod web;
 
