@@ -2,7 +2,7 @@
 //! An open RNIC: its completion queues, and the queue pairs using them.
 
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 
 use super::inbox::WorkSignal;
@@ -27,15 +27,17 @@ pub(crate) struct Device {
     /// Held by the thread taking receive completions, to dispatch them in order.
     receiving: Mutex<Box<[Completion; BATCH]>>,
     /// A thread found `receiving` locked and has left. The lock's owner polls once more.
+    /// A fence stands between this word and the lock at both ends.
     overlooked: AtomicBool,
     /// Like `receiving`, for send completions.
     sending: Mutex<Box<[Completion; BATCH]>>,
     /// The queue is armed, or its notice was not handled yet.
     recv_armed: AtomicBool,
+    /// The same of the other queue. SeqCst: cleared before `send_awaited` is read.
     send_armed: AtomicBool,
     /// Notices handled, but not read.
     unread: AtomicU32,
-    /// Number of links waiting for send completions.
+    /// Number of links waiting for send completions. SeqCst: raised before `send_armed` is read.
     send_awaited: AtomicUsize,
     /// The device can no longer be used.
     dead: AtomicBool,
@@ -147,8 +149,10 @@ impl Device {
     #[inline]
     pub(crate) fn try_receives(&self) -> Option<PollGuard<'_>> {
         let batch = try_lock(&self.receiving).or_else(|| {
-            // SeqCst, as in `was_overlooked`: either the other thread sees this, or has left.
-            self.overlooked.store(true, Ordering::SeqCst);
+            self.overlooked.store(true, Ordering::Relaxed);
+            // Orders the word before the lock, as in `was_overlooked` behind the lock: either the other
+            // thread sees the word, or has left.
+            fence(Ordering::SeqCst);
             try_lock(&self.receiving)
         })?;
         Some(PollGuard { device: self, cq: &self.recv_cq, batch })
@@ -163,7 +167,9 @@ impl Device {
     /// of its [`PollGuard`].
     #[inline]
     pub(crate) fn was_overlooked(&self) -> bool {
-        self.overlooked.load(Ordering::SeqCst) && self.overlooked.swap(false, Ordering::SeqCst)
+        // Orders the release of the lock before the load; partner of the fence in `try_receives`.
+        fence(Ordering::SeqCst);
+        self.overlooked.load(Ordering::Relaxed) && self.overlooked.swap(false, Ordering::Relaxed)
     }
 
     /// Begins to take send completions. `None`: another thread takes them.
@@ -180,7 +186,7 @@ impl Device {
 
     /// Whether a completion queue failed: every link over the device has to fail.
     pub(crate) fn is_broken(&self) -> bool {
-        self.broken.load(Ordering::SeqCst)
+        self.broken.load(Ordering::Acquire)
     }
 
     #[cold]
@@ -188,7 +194,7 @@ impl Device {
         if !self.dead.swap(true, Ordering::AcqRel) {
             tracing::warn!(rnic = self.name(), %error, "RNIC failed");
         }
-        if !self.broken.swap(true, Ordering::SeqCst) {
+        if !self.broken.swap(true, Ordering::AcqRel) {
             self.signal.post();
         }
     }
@@ -221,7 +227,7 @@ impl Device {
         if self.has_waiting() {
             self.arm_sends();
         }
-        if self.recv_armed.swap(true, Ordering::SeqCst) {
+        if self.recv_armed.swap(true, Ordering::AcqRel) {
             return false;
         }
         if let Err(error) = self.recv_cq.arm(false) {
@@ -238,7 +244,7 @@ impl Device {
     }
 
     fn mark_unarmed(&self) {
-        self.recv_armed.store(false, Ordering::SeqCst);
+        self.recv_armed.store(false, Ordering::Release);
         self.send_armed.store(false, Ordering::SeqCst);
     }
 

@@ -6,7 +6,7 @@
 //! connections.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -25,6 +25,7 @@ pub(super) struct MemoryRelease {
     longest: Duration,
     let_go: Mutex<bool>,
     changed: Condvar,
+    /// A fence at both ends: a thread that has read a zero of the gone memory sees the word.
     over: AtomicBool,
     /// The last mark at each place of the window.
     marks: Mutex<HashMap<u64, SlabMark>>,
@@ -69,13 +70,17 @@ impl MemoryRelease {
 
     /// The memory turns to zeros now.
     pub(super) fn end(&self) {
-        self.over.store(true, Ordering::SeqCst);
+        self.over.store(true, Ordering::Relaxed);
+        // Orders the word before the end of the memory.
+        fence(Ordering::SeqCst);
     }
 
     /// Whether the memory may have turned to zeros.
     #[inline]
     pub(super) fn is_over(&self) -> bool {
-        self.over.load(Ordering::SeqCst)
+        // Orders earlier loads of the memory before the word.
+        fence(Ordering::Acquire);
+        self.over.load(Ordering::Relaxed)
     }
 }
 
