@@ -17,13 +17,14 @@ use crate::fork;
 use crate::sys::raw;
 use ism_sys::OnceBox;
 
-/// Whether the process may go on without its first thread.
+/// Whether the process may go on without its first thread. SeqCst: set before the first thread looks for
+/// a session; read behind the beginning of one.
 static MAY_GO_ON: AtomicBool = AtomicBool::new(false);
 /// Whether the forking thread is not the first one of its process.
 static FORKS: AtomicBool = AtomicBool::new(false);
 /// The generation of the process (see `fork`) with the watching thread; 0: none.
 static WATCHED: AtomicU32 = AtomicU32::new(0);
-/// The first thread's status from exit(2), or [`UNKNOWN`].
+/// The first thread's status from exit(2), or [`UNKNOWN`]. Release, behind `CLOSES`.
 static STATUS: AtomicI32 = AtomicI32::new(UNKNOWN);
 const UNKNOWN: c_int = -1;
 static CLOSES: OnceBox<fn()> = OnceBox::new();
@@ -32,10 +33,11 @@ const PAUSE: Duration = Duration::from_millis(50);
 /// Stack of the thread, bytes.
 const SMALL_STACK: usize = 256 << 10;
 
-/// The first thread of the process ends by `pthread_exit`. `has_session`: the library has threads.
-pub(crate) fn first_ends(has_session: bool) {
+/// The first thread of the process ends by `pthread_exit`. `has_session`: the library has threads. The
+/// question comes behind the store: a session that begins now sees one or the other.
+pub(crate) fn first_ends(has_session: impl FnOnce() -> bool) {
     MAY_GO_ON.store(true, Ordering::SeqCst);
-    if has_session {
+    if has_session() {
         session_begins();
     }
 }
@@ -43,7 +45,7 @@ pub(crate) fn first_ends(has_session: bool) {
 /// The library begins to have threads.
 pub(crate) fn session_begins() {
     let this = fork::generation();
-    if !MAY_GO_ON.load(Ordering::SeqCst) || WATCHED.swap(this, Ordering::SeqCst) == this {
+    if !MAY_GO_ON.load(Ordering::SeqCst) || WATCHED.swap(this, Ordering::Relaxed) == this {
         return;
     }
     // Without a new thread the process does not end by itself.
@@ -54,7 +56,7 @@ fn await_last() {
     while raw::threads_of_program() > 0 {
         std::thread::sleep(PAUSE);
     }
-    match (STATUS.load(Ordering::SeqCst), CLOSES.get()) {
+    match (STATUS.load(Ordering::Acquire), CLOSES.get()) {
         // Like the kernel.
         (status, Some(closes)) if status != UNKNOWN => {
             closes();
@@ -69,7 +71,7 @@ fn await_last() {
 /// process.
 pub(crate) fn exits(status: c_int, closes: fn()) {
     let _ = CLOSES.set(closes);
-    STATUS.store(status & 0xff, Ordering::SeqCst);
+    STATUS.store(status & 0xff, Ordering::Release);
 }
 
 /// Notes the forking thread. The caller holds a lock for the time of the fork.

@@ -247,7 +247,7 @@ pub(super) fn is_vfork_a_fork() -> bool {
 /// libc's function never returns, and unwinds the stack.
 extern "C" fn before_pthread_exit() -> *mut c_void {
     if config::get().is_some() && raw::is_first_thread() && !fork::shares_memory() {
-        last_thread::first_ends(session::opened().is_some());
+        last_thread::first_ends(|| session::opened().is_some());
     }
     found(&symbols::pthread_exit)
 }

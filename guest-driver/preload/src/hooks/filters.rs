@@ -82,7 +82,7 @@ fn before(filter: FilterCall) -> bool {
         // The filter is not installed yet.
         tcp_notes::note_all(Fallback::Filtered(call.into()), false);
         // Under the filter the thread may still end without its process.
-        last_thread::first_ends(session::opened().is_some());
+        last_thread::first_ends(|| session::opened().is_some());
         (0..=DESCRIPTORS.highest()).for_each(kernel::leave_to_kernel);
         config::switch_off();
         true

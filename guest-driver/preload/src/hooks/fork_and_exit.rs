@@ -150,6 +150,6 @@ pub(super) fn before_exit(status: c_int) {
         last_thread::exits(status, close_at_end);
     } else if config::get().is_some() && raw::is_first_thread() && !fork::shares_memory() {
         last_thread::exits(status, close_at_end);
-        within(|| last_thread::first_ends(session::opened().is_some()));
+        within(|| last_thread::first_ends(|| session::opened().is_some()));
     }
 }
