@@ -74,6 +74,8 @@ struct Inner {
     guest: Arc<GuestContext>,
     devices: u32,
     names: Arc<dyn SocketNames>,
+    /// No front end stays. The lock of a slot orders the word: a front end that [`DevicePool::request_stop`]
+    /// does not find reads the word afterwards.
     stopping: AtomicBool,
     members: Mutex<Members>,
     refused: AtomicU64,
@@ -189,7 +191,7 @@ impl DevicePool {
 
     /// Stops listening and cuts all connections. The rest happens on the front ends' own threads.
     pub(crate) fn request_stop(&self) {
-        self.inner.stopping.store(true, Ordering::SeqCst);
+        self.inner.stopping.store(true, Ordering::Release);
         self.stop_listening();
         for slot in self.slots() {
             slot.close();
@@ -270,7 +272,7 @@ impl MutEventSubscriber for Clients {
         }
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         for _ in 0..AT_A_TIME {
-            if self.inner.stopping.load(Ordering::SeqCst) {
+            if self.inner.stopping.load(Ordering::Acquire) {
                 return;
             }
             match accept_with(self.listener.socket(), flags) {
@@ -380,7 +382,7 @@ impl Inner {
             // A group of its own: the requester of the drain waits for earlier drivers only.
             slot.ask_to_leave(LeaveReason::Drain, within, &LeaveGroup::new());
         }
-        self.stopping.load(Ordering::SeqCst)
+        self.stopping.load(Ordering::Acquire)
     }
 
     /// Serves a front end, on a thread of its own.

@@ -56,6 +56,8 @@ pub(crate) struct DeviceSocket {
 
 struct Inner {
     slot: DeviceSlot,
+    /// No front end stays. The lock of the slot orders the word: a front end that
+    /// [`DeviceSocket::request_stop`] does not find reads the word afterwards.
     stopping: AtomicBool,
     names: Arc<dyn SocketNames>,
     /// The socket's name, for filling its queue.
@@ -137,7 +139,7 @@ impl DeviceSocket {
 
     /// Stops listening and cuts the connection. The rest happens on other threads.
     pub(crate) fn request_stop(&self) {
-        self.inner.stopping.store(true, Ordering::SeqCst);
+        self.inner.stopping.store(true, Ordering::Release);
         self.stop_listening();
         self.inner.client.close();
         self.inner.slot.close();
@@ -218,7 +220,7 @@ impl Inner {
     }
 
     fn is_stopping(&self) -> bool {
-        self.stopping.load(Ordering::SeqCst)
+        self.stopping.load(Ordering::Acquire)
     }
 
     fn fault(&self, detail: std::fmt::Arguments<'_>) {

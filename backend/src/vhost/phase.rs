@@ -10,7 +10,9 @@ use vhost_user_backend::ShutdownHandle;
 /// How far a connection is on the way to its end.
 #[derive(Default)]
 pub(super) struct ConnectionPhase {
+    /// The lock of `link` orders the word: either `close` finds the link, or `set_link` finds the word.
     closing: AtomicBool,
+    /// Partner: the eventfd by which the workers are told to look.
     exiting: AtomicBool,
     link: Mutex<Option<ShutdownHandle>>,
 }
@@ -27,7 +29,7 @@ impl ConnectionPhase {
 
     /// Cuts the connection. Its port notices and ends the connection.
     pub(super) fn close(&self) {
-        self.closing.store(true, Ordering::SeqCst);
+        self.closing.store(true, Ordering::Release);
         if let Some(link) = &*lock(&self.link) {
             link.shutdown();
         }
@@ -35,7 +37,7 @@ impl ConnectionPhase {
 
     /// Has the workers end.
     pub(super) fn exit(&self) {
-        self.exiting.store(true, Ordering::SeqCst);
+        self.exiting.store(true, Ordering::Release);
     }
 
     /// Drops the handle for cutting the connection.
@@ -45,11 +47,11 @@ impl ConnectionPhase {
 
     /// Whether the connection was cut.
     pub(super) fn is_closing(&self) -> bool {
-        self.closing.load(Ordering::SeqCst)
+        self.closing.load(Ordering::Acquire)
     }
 
     /// Whether the workers have to end.
     pub(super) fn is_exiting(&self) -> bool {
-        self.exiting.load(Ordering::SeqCst)
+        self.exiting.load(Ordering::Acquire)
     }
 }

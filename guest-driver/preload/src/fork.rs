@@ -55,7 +55,8 @@ fn store_in_page() {
     }
 }
 
-/// Number of child processes that may have inherited this process's descriptors.
+/// Number of child processes that may have inherited this process's descriptors. SeqCst: counted before a
+/// child is made and read before a look at other processes, in one order with both.
 static CHILDREN: AtomicU32 = AtomicU32::new(0);
 
 /// Counts a child that inherits this process's descriptors.
@@ -143,7 +144,7 @@ pub(crate) fn is_retired() -> bool {
 /// Value in the place of a process id.
 const RETIRED: c_int = -1;
 
-/// Whether the program may have a child with shared memory.
+/// Whether the program may have a child with shared memory. The call that makes the child orders the word.
 static MAY_SHARE_MEMORY: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
@@ -155,7 +156,7 @@ thread_local! {
 
 /// Called before the program makes a child with shared memory.
 pub(crate) fn note_sharing_child() {
-    MAY_SHARE_MEMORY.store(true, Ordering::SeqCst);
+    MAY_SHARE_MEMORY.store(true, Ordering::Release);
     let _ = MAKER.try_with(|maker| maker.set(raw::getpid()));
 }
 
@@ -188,12 +189,13 @@ fn forget_maker() {
     let _ = MAKER.try_with(|maker| maker.set(0));
 }
 
-/// Whether the program may have a child with shared descriptors, and separate memory.
+/// Whether the program may have a child with shared descriptors, and separate memory. The call that makes
+/// the child orders the word.
 static MAY_SHARE_DESCRIPTORS: AtomicBool = AtomicBool::new(false);
 
 /// Called before the program makes a child with shared descriptors, and separate memory.
 pub(crate) fn note_sharing_descriptors() {
-    MAY_SHARE_DESCRIPTORS.store(true, Ordering::SeqCst);
+    MAY_SHARE_DESCRIPTORS.store(true, Ordering::Release);
 }
 
 /// Whether this process still has the memory with its stored identity.

@@ -5,18 +5,18 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Number of queues of this process with bytes: of connections inheritable by the child of a fork, and
-/// of others.
+/// of others. Relaxed: each is a number of its own.
 static FULL: [AtomicUsize; 2] = [AtomicUsize::new(0), AtomicUsize::new(0)];
 
 /// Whether records of this process wait for TCP, and are lost if the process ends: of connections
 /// inheritable by the child of a fork, and of others.
 pub(crate) fn has_any() -> [bool; 2] {
-    FULL.each_ref().map(|full| full.load(Ordering::SeqCst) > 0)
+    FULL.each_ref().map(|full| full.load(Ordering::Relaxed) > 0)
 }
 
 /// Called by the child of a fork: the waiting records are its parent's.
 pub(crate) fn forget_all() {
-    FULL.iter().for_each(|full| full.store(0, Ordering::SeqCst));
+    FULL.iter().for_each(|full| full.store(0, Ordering::Relaxed));
 }
 
 /// The bytes of one connection not yet taken by TCP.
@@ -60,12 +60,12 @@ impl RecordQueue {
         let is_counted = self.is_unfinished || !self.bytes.is_empty();
         match (std::mem::replace(&mut self.is_counted, is_counted), is_counted) {
             (false, true) => {
-                self.full.fetch_add(1, Ordering::SeqCst);
+                self.full.fetch_add(1, Ordering::Relaxed);
             }
             (true, false) => {
                 // A child has forgotten its parent's queues and counts none.
                 let less = |full: usize| full.checked_sub(1);
-                let _ = self.full.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less);
+                let _ = self.full.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
             }
             _ => {}
         }

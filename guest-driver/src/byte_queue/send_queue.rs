@@ -32,37 +32,38 @@ pub(crate) const UNSENT: ProducerFlags =
     ProducerFlags::BLOCKED.union(ProducerFlags::UPDATE_REQUESTED);
 
 /// Number of connections of this process with queued bytes: inheritable by the child of a fork, and
-/// others.
+/// others. Relaxed: each is a number of its own.
 pub(crate) static QUEUEING: [AtomicUsize; 2] = [AtomicUsize::new(0), AtomicUsize::new(0)];
 
 /// Whether send queues of this process have bytes, lost if the process ends: of connections inheritable
 /// by the child of a fork, and of others.
 pub(crate) fn has_unsent_bytes() -> [bool; 2] {
     let records = record_queue::has_any();
-    let queues = QUEUEING.each_ref().map(|holding| holding.load(Ordering::SeqCst) > 0);
+    let queues = QUEUEING.each_ref().map(|holding| holding.load(Ordering::Relaxed) > 0);
     [records[0] || queues[0], records[1] || queues[1]]
 }
 
 /// Called by the child of a fork: the bytes in queues are its parent's.
 pub(crate) fn forget_unsent_bytes() {
-    QUEUEING.iter().for_each(|holding| holding.store(0, Ordering::SeqCst));
+    QUEUEING.iter().for_each(|holding| holding.store(0, Ordering::Relaxed));
     record_queue::forget_all();
     forget_chunks();
 }
 
-/// Nothing leaves the queues of this process: see [`hold_queues`].
+/// Nothing leaves the queues of this process: see [`hold_queues`]. The locks of the queues, which the
+/// holder takes behind the store, order the word.
 static HELD: AtomicBool = AtomicBool::new(false);
 
 /// Whether another process sends the queued bytes of this process. Then this process sends none of
 /// them, and takes no bytes for the other from TCP.
 #[inline]
 pub(crate) fn queues_are_held() -> bool {
-    HELD.load(Ordering::SeqCst)
+    HELD.load(Ordering::Acquire)
 }
 
 /// Sets whether another process sends the queued bytes of this process.
 pub(crate) fn hold_queues(on: bool) {
-    HELD.store(on, Ordering::SeqCst);
+    HELD.store(on, Ordering::Release);
 }
 
 /// A ring without room.

@@ -14,7 +14,8 @@ use smc_core::wire::cursor::Cursor;
 pub(super) struct ConsumerCursors {
     consumed: AtomicU64,
     announced: AtomicU64,
-    /// The background thread will check whether the peer knows the read position.
+    /// The background thread will check whether the peer knows the read position. SeqCst: cleared before
+    /// the thread reads the position; a reader that misses the store is served at the next tick.
     update_scheduled: AtomicBool,
 }
 

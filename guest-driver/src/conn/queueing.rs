@@ -138,7 +138,7 @@ impl Tx {
         }
         if !shared.waiting.queueing.swap(true, Ordering::SeqCst) {
             shared.watch_events();
-            shared.queueing_count().fetch_add(1, Ordering::SeqCst);
+            shared.queueing_count().fetch_add(1, Ordering::Relaxed);
         }
         if self.half.path() != SendPath::Ring {
             return self.note_unannounced(shared);

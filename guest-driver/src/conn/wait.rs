@@ -338,7 +338,7 @@ impl Shared {
         if self.waiting.queueing.swap(false, Ordering::SeqCst) {
             let less = |holding: usize| holding.checked_sub(1);
             let count = self.queueing_count();
-            let _ = count.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less);
+            let _ = count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
             self.ignore_events();
         }
     }

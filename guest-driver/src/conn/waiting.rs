@@ -15,7 +15,8 @@ use virtio_ism_abi::signal::Line;
 /// The waiters of one connection.
 pub(super) struct Waiting {
     /// Number of sleeping threads and pollers, plus one for a readiness descriptor, one for bytes in
-    /// the send queue, and one for the last bytes of a ring left by the peer.
+    /// the send queue, and one for the last bytes of a ring left by the peer. SeqCst: raised before the
+    /// waiter's last look at the connection; read behind a change of the connection.
     waiters: AtomicU32,
     sleepers: Mutex<Vec<Arc<Waiter>>>,
     /// The entries of the connection's pollers.
@@ -27,12 +28,13 @@ pub(super) struct Waiting {
     pub(super) readiness: OnceBox<ReadinessFd>,
     /// A write that must not wait, or a poll, found no room, and no poll has shown room since.
     write_blocked: AtomicBool,
-    /// Number of times when TCP got room for records: the first time, and after a lack of room.
+    /// Number of times when TCP got room for records: the first time, and after a lack of room. Release,
+    /// for the Acquire of a poll.
     rooms: AtomicU32,
     /// The send queue has bytes. Not under the lock of the send side, because the reactor asks at every
-    /// event.
+    /// event. SeqCst: set before the last look for room; read behind the arrival of room.
     pub(super) queueing: AtomicBool,
-    /// The peer has left the ring, with some of its bytes not here yet.
+    /// The peer has left the ring, with some of its bytes not here yet. SeqCst, as `queueing`.
     pub(super) awaiting: AtomicBool,
     pub(super) spin: Spin,
 }
@@ -138,12 +140,12 @@ impl Waiting {
 
     /// Notes new room on TCP for records.
     pub(super) fn note_room_on_tcp(&self) {
-        self.rooms.fetch_add(1, Ordering::SeqCst);
+        self.rooms.fetch_add(1, Ordering::Release);
     }
 
     /// Number of times when TCP got room for records.
     pub(super) fn rooms_on_tcp(&self) -> u32 {
-        self.rooms.load(Ordering::SeqCst)
+        self.rooms.load(Ordering::Acquire)
     }
 
     /// Whether no thread holds a lock.

@@ -199,7 +199,8 @@ pub(crate) struct Reactor<C> {
     runs: AtomicBool,
     /// Whether the source is a [`PolledSource`].
     polled: bool,
-    /// The leader: [`FREE`], [`CALLER`] or [`BACKGROUND`].
+    /// The leader: [`FREE`], [`CALLER`] or [`BACKGROUND`]. SeqCst: the leader frees the lead, then reads
+    /// `followers` and the wake mask; they are written before the lead is read.
     lead: AtomicU32,
     /// Changes whenever a caller leads or polls.
     activity: AtomicU32,
@@ -214,7 +215,8 @@ pub(crate) struct Reactor<C> {
     pollables: Pollables,
     /// Event loops that poll lines.
     pollers: AtomicUsize,
-    /// Connections with threads asleep where the source does not wake them.
+    /// Connections with threads asleep where the source does not wake them. SeqCst: counted before the wake
+    /// mask is read; the background thread stores its mask, then reads the count.
     unwatched: AtomicUsize,
     background: Arc<Waiter>,
     epoch: Instant,

@@ -32,6 +32,7 @@ pub(crate) trait TcpHandler {
 /// The TCP connections of one stack.
 pub(crate) struct TcpWatch<C> {
     set: OwnedFd,
+    /// Signalled behind a store to the words below: the thread takes their values behind its wait.
     wake: EventFd,
     stopped: AtomicBool,
     /// The thread is to call every connection.
@@ -184,7 +185,7 @@ impl<C: TcpHandler> TcpWatch<C> {
     /// meanwhile.
     pub(crate) fn stop_after(&self, last: Vec<Arc<C>>) {
         *lock(&self.last) = last;
-        self.stopped.store(true, Ordering::SeqCst);
+        self.stopped.store(true, Ordering::Release);
         self.wake();
     }
 
@@ -195,19 +196,19 @@ impl<C: TcpHandler> TcpWatch<C> {
 
     /// Has the upkeep of the thread look for connections able to come back to a ring.
     pub(crate) fn want_return(&self) {
-        if !self.returns.swap(true, Ordering::SeqCst) {
+        if !self.returns.swap(true, Ordering::AcqRel) {
             self.wake();
         }
     }
 
     /// Whether [`TcpWatch::want_return`] was called since the last call of this function.
     pub(crate) fn take_wish(&self) -> bool {
-        self.returns.swap(false, Ordering::SeqCst)
+        self.returns.swap(false, Ordering::AcqRel)
     }
 
     /// Has the thread call every connection, because events may have had no effect.
     pub(crate) fn look_again(&self) {
-        self.again.store(true, Ordering::SeqCst);
+        self.again.store(true, Ordering::Release);
         self.wake();
     }
 
@@ -244,7 +245,7 @@ impl<C: TcpHandler> TcpWatch<C> {
                     return;
                 }
             };
-            if self.again.swap(false, Ordering::SeqCst) {
+            if self.again.swap(false, Ordering::AcqRel) {
                 self.connections().iter().for_each(|connection| connection.on_tcp());
             }
             for name in names {
@@ -257,7 +258,7 @@ impl<C: TcpHandler> TcpWatch<C> {
                     upkeep();
                 }
             }
-            pause = match self.stopped.load(Ordering::SeqCst) {
+            pause = match self.stopped.load(Ordering::Acquire) {
                 false => upkeep(),
                 true if self.is_idle() => return,
                 true => Some(LAST_PAUSE),

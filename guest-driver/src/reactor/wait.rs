@@ -33,9 +33,9 @@ const POLLING: u8 = 2;
 /// A waiting thread, made on its first sleep; or a poller, usable by any thread.
 #[derive(Debug, Default)]
 pub(crate) struct Waiter {
-    /// Counts wake-ups; the futex word.
+    /// Counts wake-ups; the futex word. SeqCst: the waker counts, then reads `state`.
     count: AtomicU32,
-    /// [`AWAKE`], [`ASLEEP`] or [`POLLING`].
+    /// [`AWAKE`], [`ASLEEP`] or [`POLLING`]. SeqCst: the sleeper stores the state, then reads `count`.
     state: AtomicU8,
     /// Wakes a thread asleep on other descriptors, too, instead of the futex.
     notifier: OnceBox<EventFd>,

@@ -40,7 +40,8 @@ struct TcpReader {
     sleeper: Mutex<Option<(OwnedFd, Arc<Waiter>)>>,
     /// The stack's set does not report bytes.
     leads: AtomicBool,
-    /// A call sleeps, or has slept since the last check.
+    /// A call sleeps, or has slept since the last check. The three words are set in an order and read in
+    /// reverse (Release, Acquire); a late view of them informs a call and the thread alike.
     sleeps: AtomicBool,
     has_slept: AtomicBool,
 }
@@ -76,7 +77,7 @@ impl<C: TcpHandler> WatchedTcp<C> {
     pub(crate) fn sleep_as_reader(&self, sleep: impl FnOnce(&Arc<Waiter>, BorrowedFd<'_>)) -> bool {
         let Some((set, name)) = self.watch.get() else { return false };
         let reader = &self.reader;
-        if reader.sleeps.swap(true, Ordering::SeqCst) {
+        if reader.sleeps.swap(true, Ordering::AcqRel) {
             return false;
         }
         // No lock is held during the sleep: a fork would wait for it.
@@ -84,26 +85,26 @@ impl<C: TcpHandler> WatchedTcp<C> {
         let sleeper = known.or_else(|| self.with(TcpReader::new_sleeper).ok());
         let sleeps = sleeper.is_some();
         if let Some((fd, waiter)) = &sleeper {
-            if !reader.leads.swap(true, Ordering::SeqCst) {
+            if !reader.leads.swap(true, Ordering::AcqRel) {
                 let _ = self.watch(tcp_watch::ROOM);
                 set.visit_soon(*name);
             }
             sleep(waiter, fd.as_fd());
         }
         *lock(&reader.sleeper) = sleeper;
-        reader.has_slept.store(true, Ordering::SeqCst);
-        reader.sleeps.store(false, Ordering::SeqCst);
+        reader.has_slept.store(true, Ordering::Release);
+        reader.sleeps.store(false, Ordering::Release);
         sleeps
     }
 
     /// Whether calls continue to take bytes themselves. If not, the stack's set reports them again.
     fn keep_reader(&self) -> bool {
         let reader = &self.reader;
-        if reader.has_slept.swap(false, Ordering::SeqCst) || reader.sleeps.load(Ordering::SeqCst) {
+        if reader.has_slept.swap(false, Ordering::AcqRel) || reader.sleeps.load(Ordering::Acquire) {
             return true;
         }
         // A call beginning to sleep now is informed twice, without harm.
-        reader.leads.store(false, Ordering::SeqCst);
+        reader.leads.store(false, Ordering::Release);
         if self.is_open() {
             self.watch_room();
         }
@@ -112,7 +113,7 @@ impl<C: TcpHandler> WatchedTcp<C> {
 
     /// A visit of the thread for TCP. `true`: there is to be another one.
     pub(crate) fn visit(&self) -> bool {
-        if self.reader.leads.load(Ordering::SeqCst) {
+        if self.reader.leads.load(Ordering::Acquire) {
             return self.keep_reader();
         }
         if self.is_open()
@@ -298,7 +299,7 @@ impl<C: TcpHandler> WatchedTcp<C> {
         // The set is the parent's, too.
         drop(lock(&self.reader.sleeper).take());
         for flag in [&self.reader.leads, &self.reader.sleeps, &self.reader.has_slept] {
-            flag.store(false, Ordering::SeqCst);
+            flag.store(false, Ordering::Release);
         }
     }
 }

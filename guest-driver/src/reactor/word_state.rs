@@ -27,7 +27,8 @@ impl WordState {
     /// Notes a thread's sleep on the word. `true`: the reactor does not know yet, and the caller
     /// informs the reactor.
     pub(crate) fn begin(&self) -> bool {
-        !self.known.load(Ordering::Relaxed) && !self.known.swap(true, Ordering::SeqCst)
+        // One thread gets `true`. The order is that of the reactor's count of such connections.
+        !self.known.load(Ordering::Relaxed) && !self.known.swap(true, Ordering::Relaxed)
     }
 
     /// Whether threads may sleep on the word.

@@ -42,7 +42,9 @@ bitflags! {
 /// The work of one background thread.
 #[derive(Debug)]
 pub(super) struct PendingWork {
+    /// SeqCst: the poster sets a bit, then reads `wake_mask`.
     pending: AtomicU32,
+    /// SeqCst: the thread stores the mask, then reads `pending`, or the lead.
     wake_mask: AtomicU32,
 }
 

@@ -20,6 +20,7 @@ pub(crate) struct LinkGroups {
     groups: Mutex<Vec<Arc<Group>>>,
     /// Connections closed here while their last words are under way.
     closing: Mutex<Vec<(Arc<Group>, Arc<Endpoint>)>>,
+    /// `closing` may be non-empty. The lock orders the entries; the word spares the lock.
     has_closing: AtomicBool,
 }
 
@@ -121,7 +122,7 @@ impl LinkGroups {
             return self.finish_close(&group, &endpoint);
         }
         lock(&self.closing).push((group, endpoint));
-        self.has_closing.store(true, Ordering::SeqCst);
+        self.has_closing.store(true, Ordering::Release);
     }
 
     fn finish_close(&self, group: &Arc<Group>, endpoint: &Arc<Endpoint>) {
@@ -131,7 +132,7 @@ impl LinkGroups {
 
     /// Whether there are connections whose last words may still be under way.
     pub(super) fn has_closing(&self) -> bool {
-        self.has_closing.load(Ordering::SeqCst)
+        self.has_closing.load(Ordering::Acquire)
     }
 
     /// Finishes connections after the arrival of their last words. `true`: others are still closing.
@@ -145,7 +146,7 @@ impl LinkGroups {
         let mut closing = lock(&self.closing);
         closing.extend(left);
         let more = !closing.is_empty();
-        self.has_closing.store(more, Ordering::SeqCst);
+        self.has_closing.store(more, Ordering::Release);
         drop(closing);
         gone.iter().for_each(|(group, endpoint)| self.finish_close(group, endpoint));
         more

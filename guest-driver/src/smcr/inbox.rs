@@ -32,6 +32,7 @@ pub(crate) enum Input {
 /// Wakes the thread listening to the RNICs, for work made by this process.
 #[derive(Debug)]
 pub(crate) struct WorkSignal {
+    /// AcqRel at both ends: the swap that takes the word sees the work stored before the last post.
     due: AtomicBool,
     wake: EventFd,
 }
@@ -47,14 +48,14 @@ impl WorkSignal {
 
     /// Some group, link or RNIC has work, already stored by the caller.
     pub(crate) fn post(&self) {
-        if !self.due.swap(true, Ordering::SeqCst) {
+        if !self.due.swap(true, Ordering::AcqRel) {
             self.wake.signal();
         }
     }
 
     /// Whether work was posted since the last call. The caller then looks for the work.
     pub(crate) fn take(&self) -> bool {
-        self.due.load(Ordering::SeqCst) && self.due.swap(false, Ordering::SeqCst)
+        self.due.load(Ordering::Acquire) && self.due.swap(false, Ordering::AcqRel)
     }
 
     /// Wakes the listening thread without work for a group.
@@ -79,7 +80,7 @@ impl AsFd for WorkSignal {
 #[derive(Debug)]
 pub(crate) struct Inbox {
     inputs: Mutex<Vec<Input>>,
-    /// `inputs` may be non-empty.
+    /// `inputs` may be non-empty. The lock orders the inputs; the word spares the lock.
     due: AtomicBool,
     signal: Arc<WorkSignal>,
 }
@@ -95,19 +96,19 @@ impl Inbox {
     /// completions may be dispatched under any lock.
     pub(crate) fn put(&self, input: Input) {
         lock(&self.inputs).push(input);
-        self.due.store(true, Ordering::SeqCst);
+        self.due.store(true, Ordering::Release);
         self.signal.post();
     }
 
     /// Whether there may be inputs.
     pub(crate) fn is_due(&self) -> bool {
-        self.due.load(Ordering::SeqCst)
+        self.due.load(Ordering::Acquire)
     }
 
     /// Takes the inputs.
     pub(crate) fn take(&self) -> Vec<Input> {
         // Before the inputs are taken: a later input sets the flag once more.
-        self.due.store(false, Ordering::SeqCst);
+        self.due.store(false, Ordering::Release);
         std::mem::take(&mut *lock(&self.inputs))
     }
 }

@@ -103,6 +103,7 @@ struct Buffers {
 #[derive(Default)]
 struct Waiting {
     tokens: Mutex<Vec<u32>>,
+    /// SeqCst: set before the send queue is armed; read behind a poll of its completions.
     any: AtomicBool,
 }
 

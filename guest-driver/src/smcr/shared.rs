@@ -52,6 +52,7 @@ pub(crate) struct Shared {
     /// Links and connections that end with the next work.
     deferred: Mutex<Vec<DeferredClose>>,
     events: Mutex<VecDeque<ReactorEvent>>,
+    /// `events` may be non-empty. The lock orders the events; the word spares the lock.
     has_events: AtomicBool,
     signal: Arc<WorkSignal>,
     numbers: AtomicU32,
@@ -377,7 +378,7 @@ impl Shared {
 
     fn post_event(&self, event: ReactorEvent) {
         lock(&self.events).push_back(event);
-        if !self.has_events.swap(true, Ordering::SeqCst) {
+        if !self.has_events.swap(true, Ordering::AcqRel) {
             self.signal.wake();
         }
     }
@@ -401,7 +402,8 @@ impl Shared {
     }
 
     pub(super) fn take_events(&self) -> VecDeque<ReactorEvent> {
-        if !self.has_events.load(Ordering::SeqCst) || !self.has_events.swap(false, Ordering::SeqCst)
+        if !self.has_events.load(Ordering::Acquire)
+            || !self.has_events.swap(false, Ordering::AcqRel)
         {
             return VecDeque::new();
         }

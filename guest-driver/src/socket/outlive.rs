@@ -60,11 +60,11 @@ const LINK_PAUSE: Duration = Duration::from_millis(2);
 pub(super) struct CarrierWatch {
     /// The TCP connections of these connections.
     watch: OnceBox<Arc<TcpWatch<Conn>>>,
-    /// Some connection may come back.
+    /// Some connection may come back. Only the thread for TCP reads the word.
     any: AtomicBool,
-    /// A thread checks the connections.
+    /// A thread checks the connections. SeqCst: cleared before the thread reads `again`.
     runs: AtomicBool,
-    /// The thread is to check once more.
+    /// The thread is to check once more. SeqCst: set behind a look at `runs`.
     again: AtomicBool,
     /// A device has been opened since the last check.
     opened: AtomicBool,
@@ -83,7 +83,7 @@ impl CarrierWatch {
 
     /// Notes that a device was opened: a refusal concerned the former device.
     pub(super) fn device_opened(&self) {
-        self.opened.store(true, Ordering::SeqCst);
+        self.opened.store(true, Ordering::Release);
     }
 }
 
@@ -154,9 +154,9 @@ impl Stack {
         let is_wanted = watch.take_wish();
         if is_wanted {
             // Valid until a thread has checked.
-            self.outliving.any.store(true, Ordering::SeqCst);
+            self.outliving.any.store(true, Ordering::Release);
         }
-        if !is_wanted && !self.outliving.any.load(Ordering::SeqCst) {
+        if !is_wanted && !self.outliving.any.load(Ordering::Acquire) {
             return None;
         }
         let now = Instant::now();
@@ -197,7 +197,7 @@ impl Stack {
         let all = self.outliving.connections();
         let mut coming = all.clone();
         coming.retain(|conn| conn.may_return_to_ring());
-        self.outliving.any.store(!coming.is_empty(), Ordering::SeqCst);
+        self.outliving.any.store(!coming.is_empty(), Ordering::Release);
         if coming.is_empty() {
             return;
         }
@@ -206,7 +206,7 @@ impl Stack {
         drop(all);
         // Opens the devices again where possible.
         let current = self.current_for(Cause::Return);
-        if self.outliving.opened.swap(false, Ordering::SeqCst) {
+        if self.outliving.opened.swap(false, Ordering::AcqRel) {
             // A refusal concerned the former device.
             coming.iter().for_each(|conn| conn.retry_return());
         }

@@ -65,7 +65,7 @@ pub struct Poller {
     queue: Arc<PollQueue>,
     spin: Spin,
     /// Number of threads about to change the list of connections. A waiting thread releases the lock
-    /// for them.
+    /// for them. SeqCst: counted before the wake-up; the waiting thread reads the count before its sleep.
     changing: AtomicUsize,
 }
 
@@ -155,7 +155,6 @@ impl Poller {
 
     /// The lock, taken from a thread in [`Poller::wait`] if need be.
     fn change(&self) -> MutexGuard<'_, Inner> {
-        // SeqCst, as for the count of wake-ups: a thread about to sleep sees one or the other.
         self.changing.fetch_add(1, Ordering::SeqCst);
         self.queue.waiter().wake();
         let inner = self.lock();

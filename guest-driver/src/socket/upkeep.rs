@@ -21,9 +21,11 @@ pub(super) const SWEEP_PAUSE: Duration = Duration::from_millis(500);
 pub(super) struct Maintenance {
     /// Connections closed by the application, but not by the peer.
     pub(super) closing: Mutex<Vec<Arc<Conn>>>,
-    /// The stack adopted a connection since the last round of maintenance.
+    /// The stack adopted a connection since the last round of maintenance. SeqCst: set before `ticking` is
+    /// read.
     adopted: AtomicBool,
-    /// The background threads do maintenance every [`SWEEP_PAUSE`].
+    /// The background threads do maintenance every [`SWEEP_PAUSE`]. SeqCst: cleared before `adopted` is
+    /// read.
     ticking: AtomicBool,
     /// Objects to be dropped by the background threads, because their drop takes device commands.
     pub(super) deferred_drops: Mutex<Vec<DeferredDrop>>,

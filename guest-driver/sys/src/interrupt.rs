@@ -238,6 +238,7 @@ pub fn enter() {
 /// Leaves the library. `true`: something was deferred, and the thread is out now, so the caller delivers.
 #[inline(always)]
 pub fn leave() -> bool {
+    // Orders the work of the library before the thread is out, for handlers of this thread.
     compiler_fence(Ordering::SeqCst);
     raise(&state().depth, -1);
     state().deferred.load(Ordering::Relaxed) != 0 && state().depth.load(Ordering::Relaxed) == 0
@@ -253,6 +254,7 @@ pub fn is_inside() -> bool {
 pub fn outside<T>(handler: impl FnOnce() -> T) -> T {
     let depth = state().depth.load(Ordering::Relaxed);
     state().depth.store(0, Ordering::Relaxed);
+    // Both order the handler within the two stores, for handlers of this thread.
     compiler_fence(Ordering::SeqCst);
     let result = handler();
     compiler_fence(Ordering::SeqCst);

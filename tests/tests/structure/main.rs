@@ -13,6 +13,7 @@ mod functions;
 mod locks;
 mod objects;
 mod once;
+mod orders;
 mod sources;
 mod table;
 

@@ -30,7 +30,8 @@ pub(super) struct Relays {
 static RELAYS: ForkMutex<Relays> = ForkMutex::new(Relays { list: Vec::new(), runs: None });
 /// The thread's sleeper, and the generation of its process.
 static SLEEPER: AtomicPtr<(Sleeper, u32)> = AtomicPtr::new(std::ptr::null_mut());
-/// Changes when a relay has forwarded bytes, or has ended.
+/// Changes when a relay has forwarded bytes, or has ended. A futex: the kernel compares the value read
+/// before the look at the list.
 static PROGRESS: AtomicU32 = AtomicU32::new(0);
 
 /// The relays, locked: no byte moves meanwhile.
@@ -45,12 +46,12 @@ pub(super) fn has_unsent_bytes() -> bool {
 
 /// A counter, changed when a relay has forwarded bytes, or has ended.
 pub(super) fn progress() -> u32 {
-    PROGRESS.load(Ordering::SeqCst)
+    PROGRESS.load(Ordering::Acquire)
 }
 
 /// Notes that a relay has forwarded bytes, or has ended.
 pub(super) fn note_progress() {
-    PROGRESS.fetch_add(1, Ordering::SeqCst);
+    PROGRESS.fetch_add(1, Ordering::Release);
     let _ = futex::wake(&PROGRESS, futex::Flags::PRIVATE, i32::MAX as u32);
 }
 
@@ -142,7 +143,7 @@ pub(crate) fn close_in_child() {
 pub(crate) fn finish(limit: Duration) {
     let until = Instant::now() + limit;
     loop {
-        let before = PROGRESS.load(Ordering::SeqCst);
+        let before = PROGRESS.load(Ordering::Acquire);
         if !lock().list.iter().any(Relay::is_closed) {
             return;
         }

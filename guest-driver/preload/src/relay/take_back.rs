@@ -66,20 +66,21 @@ pub(super) fn look(pause: Duration) -> Duration {
     pause
 }
 
-/// Number of programs being started.
+/// Number of programs being started. The lock of `NUMBERS` orders the word: [`begin_spawn`] takes the lock
+/// behind the store, and [`take_back`] has the lock.
 static SPAWNS: AtomicUsize = AtomicUsize::new(0);
 
 /// Keeps all relays until [`end_spawn`]: a program is being started, and inherits the present meaning
 /// of the numbers.
 pub(crate) fn begin_spawn() {
-    SPAWNS.fetch_add(1, Ordering::SeqCst);
+    SPAWNS.fetch_add(1, Ordering::Release);
     // A thread about to take a relay back has finished.
     drop(NUMBERS.lock());
 }
 
 /// Ends [`begin_spawn`]: the program has been started.
 pub(crate) fn end_spawn() {
-    SPAWNS.fetch_sub(1, Ordering::SeqCst);
+    SPAWNS.fetch_sub(1, Ordering::Release);
 }
 
 /// The entry of a descriptor for a call possibly carried out by the kernel: as long as the caller has
@@ -127,7 +128,7 @@ fn take_back(temporary: &Arc<TemporaryRelay>, descriptor: &DescriptorRef) -> boo
         let same = entries.iter().filter(|(_, other)| other.is(entry)).count() as u32;
         entry.refs() == entry.handles() + same + u32::from(descriptor.is(entry))
     };
-    let done = SPAWNS.load(Ordering::SeqCst) == 0
+    let done = SPAWNS.load(Ordering::Acquire) == 0
         && entries.iter().all(|(_, entry)| is_unused(entry))
         && put_back(temporary, &entries);
     if !done {

@@ -28,19 +28,22 @@ use ism_sys::OnceBox;
 #[derive(Debug)]
 pub(crate) struct EpollSet {
     members: ForkMutex<EpollMembers>,
-    /// Number of SMC connections polled by the library.
+    /// Number of SMC connections polled by the library. SeqCst: counted before `kernel_waits` is read.
     polled: AtomicUsize,
-    /// Number of sockets whose handshakes are left to the waits for the set.
+    /// Number of sockets whose handshakes are left to the waits for the set. SeqCst: counted before the
+    /// kernel can report the socket, in one order with `mode`.
     undecided: AtomicUsize,
-    /// The poller of the connections: [`UNSEEN`] and the following values.
+    /// The poller of the connections: [`UNSEEN`] and the following values. SeqCst: changed before a look at
+    /// the members, in one order with their counts.
     mode: AtomicU8,
     /// A thread polls the connections.
     busy: AtomicBool,
-    /// Number of threads waiting in the kernel, begun while the set had no SMC connections.
+    /// Number of threads waiting in the kernel, begun while the set had no SMC connections. SeqCst: counted
+    /// before `polled` is read.
     kernel_waits: AtomicUsize,
     sleeper: OnceBox<Sleeper>,
     /// The entry that ends waits in the kernel because of a new connection: the descriptor of the
-    /// set and the connection's. [`NO_BELL`]: no entry.
+    /// set and the connection's. [`NO_BELL`]: no entry. SeqCst, in one order with `kernel_waits`.
     bell: AtomicU64,
     /// The generation (see `fork`) of the process that made the set.
     generation: u32,

@@ -60,7 +60,8 @@ unsafe impl<T: Send> Send for FreeSlots<T> {}
 
 /// Memory for one value.
 struct Slot<T: 'static> {
-    /// References: table entries and calls under way. Zero: the slot is free.
+    /// References: table entries and calls under way. Zero: the slot is free. SeqCst in a count: behind the
+    /// fence of `TemporaryRelay::begin_taking`.
     refs: AtomicU32,
     /// Table entries among them.
     handles: AtomicU32,

@@ -56,7 +56,8 @@ struct RuntimeWatch {
     id: Id,
     watch: Watch,
     members: Mutex<Members>,
-    /// The runtime has shut down, so tasks are not woken any more.
+    /// The runtime has shut down, so tasks are not woken any more. The lock of a member's tasks orders the
+    /// word: a task that the watcher does not find there reads the word afterwards.
     is_over: AtomicBool,
 }
 
@@ -110,7 +111,7 @@ impl Registration {
         drop(tasks);
         // The drop of a task may drop other connections.
         drop(before);
-        match self.runtime.is_over.load(Ordering::SeqCst) {
+        match self.runtime.is_over.load(Ordering::Acquire) {
             true => Err(io::Error::other("the tokio runtime of the connection has shut down")),
             false => Ok(()),
         }
@@ -444,7 +445,7 @@ impl Watcher {
 impl Drop for Watcher {
     fn drop(&mut self) {
         self.wake_up(Instant::now());
-        self.runtime.is_over.store(true, Ordering::SeqCst);
+        self.runtime.is_over.store(true, Ordering::Release);
         lock(&RUNTIMES.0).retain(|other| !Arc::ptr_eq(other, &self.runtime));
         // Tasks of other runtimes may use these connections, and find out.
         let members: Vec<_> = lock(&self.runtime.members).all().cloned().collect();

@@ -120,7 +120,7 @@ impl Rnic {
     /// Adds an RNIC with this IPv4 address, on the loopback interface. From now on this process has
     /// only the RNICs of the double.
     pub fn add(name: &str, address: [u8; 4]) -> Rnic {
-        INSTALLED.store(true, Ordering::SeqCst);
+        INSTALLED.store(true, Ordering::Release);
         // SAFETY: zero is a value of each field, and C reads only the fields set below.
         let mut entry: Box<ffi::Device> = Box::new(unsafe { std::mem::zeroed() });
         (entry.node_type, entry.transport_type) = (ffi::NODE_CA, ffi::TRANSPORT_IB);
@@ -356,7 +356,7 @@ fn number_of<T>(pointer: *mut T) -> usize {
 
 /// Whether there is an RNIC of the double.
 fn is_installed() -> bool {
-    INSTALLED.load(Ordering::SeqCst)
+    INSTALLED.load(Ordering::Acquire)
 }
 
 /// Replaces the device file, absent for the double's RNICs.

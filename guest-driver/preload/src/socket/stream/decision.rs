@@ -20,10 +20,10 @@ use crate::sys::raw::Errno;
 pub(crate) struct Decision {
     /// The number of a [`SocketStage`].
     stage: AtomicU32,
-    /// Number of threads that wait.
+    /// Number of threads that wait. SeqCst: counted before the kernel compares `stage`.
     waiters: AtomicU32,
     pipe: ForkMutex<DecisionPipe>,
-    /// The pipe has ends.
+    /// The pipe has ends. SeqCst: set before `stage` is read.
     has_pipe: AtomicBool,
 }
 
@@ -129,6 +129,7 @@ impl Decision {
             let (reader, writer) = rustix::pipe::pipe_with(flags).ok()?;
             pipe.ends = Some((high(reader), high(writer), place));
             self.has_pipe.store(true, Ordering::SeqCst);
+            // Orders the word before the load of the stage; partner of the fence in `wake`.
             fence(Ordering::SeqCst);
         }
         let (reader, writer, _) = pipe.ends.as_ref()?;

@@ -27,11 +27,13 @@ pub(crate) struct TemporaryRelay {
     /// is younger.
     pub(crate) begun: u64,
     /// No other process had the end when [`fork::children`] returned this number less one; 0:
-    /// others may have the end.
+    /// others may have the end. SeqCst: the count of children is read behind this word.
     alone: AtomicU64,
-    /// A thread tries to take the relay back, or has done so.
+    /// A thread tries to take the relay back, or has done so. SeqCst: set before the references are
+    /// counted; read behind the making of a reference.
     being_taken: AtomicBool,
-    /// The descriptor is in a use that only the kernel can carry out.
+    /// The descriptor is in a use that only the kernel can carry out. The reference of the caller orders
+    /// the word: no thread takes the relay back meanwhile.
     kept: AtomicBool,
 }
 
@@ -75,24 +77,26 @@ impl TemporaryRelay {
     /// reference to the socket.
     pub(crate) fn begin_taking(&self) {
         self.being_taken.store(true, Ordering::SeqCst);
+        // Orders the word before the count of references; partner of the fence in `is_being_taken`.
         fence(Ordering::SeqCst);
     }
 
     /// Undoes [`TemporaryRelay::begin_taking`]. A temporary relay that was taken back stays so.
     pub(crate) fn stop_taking(&self) {
-        self.being_taken.store(false, Ordering::SeqCst);
+        self.being_taken.store(false, Ordering::Release);
     }
 
     /// Whether a thread takes the relay back. If not, no thread will while the caller has its
     /// reference to the socket.
     pub(crate) fn is_being_taken(&self) -> bool {
+        // Orders the caller's reference before the load; partner of the fence in `begin_taking`.
         fence(Ordering::SeqCst);
         self.being_taken.load(Ordering::SeqCst)
     }
 
     /// From now on the relay is not temporary, but stays.
     pub(crate) fn keep(&self) {
-        self.kept.store(true, Ordering::SeqCst);
+        self.kept.store(true, Ordering::Release);
     }
 }
 
@@ -155,7 +159,7 @@ impl RelayState {
 
     /// The relay, if still temporary.
     pub(super) fn temporary_relay(&self) -> Option<&Arc<TemporaryRelay>> {
-        self.temporary.as_ref().filter(|temporary| !temporary.kept.load(Ordering::SeqCst))
+        self.temporary.as_ref().filter(|temporary| !temporary.kept.load(Ordering::Acquire))
     }
 
     /// Whether the owner must still be asked to carry the connection. Only the first call returns

@@ -25,7 +25,8 @@ pub(crate) struct HandshakeState {
     early_full: AtomicBool,
     /// The library's duplicate of the TCP socket, for the handshake; -1: none.
     copy: AtomicI32,
-    /// Number of relays about to serve the connection.
+    /// Number of relays about to serve the connection. The lock of `NUMBERS`, or the call that makes the
+    /// child, orders the word.
     offers: AtomicU32,
     /// Whether the program has called to write, or waits for room to write.
     wants_to_write: AtomicBool,
@@ -122,16 +123,16 @@ impl HandshakeState {
     /// Counts a relay about to serve the connection: the connection must live on after the program
     /// has closed its last descriptor.
     pub(crate) fn add_offer(&self) {
-        self.offers.fetch_add(1, Ordering::SeqCst);
+        self.offers.fetch_add(1, Ordering::Release);
     }
 
     /// Undoes one [`HandshakeState::add_offer`].
     pub(crate) fn remove_offer(&self) {
-        self.offers.fetch_sub(1, Ordering::SeqCst);
+        self.offers.fetch_sub(1, Ordering::Release);
     }
 
     /// Whether a relay is about to serve the connection.
     pub(crate) fn has_offers(&self) -> bool {
-        self.offers.load(Ordering::SeqCst) > 0
+        self.offers.load(Ordering::Acquire) > 0
     }
 }
