@@ -19,13 +19,16 @@ pub const COLLECTED: u32 = 32;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Context(libc::c_ulong);
 
-/// `struct iocb` of `linux/aio_abi.h`, little-endian.
+/// `struct iocb` of `linux/aio_abi.h`. The order of the second and the third word is that of the bytes.
 #[repr(C)]
 #[derive(Default)]
 struct Request {
     data: u64,
+    #[cfg(target_endian = "little")]
     key: u32,
     rw_flags: u32,
+    #[cfg(target_endian = "big")]
+    key: u32,
     opcode: u16,
     priority: i16,
     file: u32,
