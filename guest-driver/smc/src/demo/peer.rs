@@ -133,8 +133,9 @@ fn send(
     let mut smc = Exchange::new(stream).map_err(CliError::io("SMC"))?;
     let tcp = Tcp::LOOPBACK.connect(tcp_address).and_then(Exchange::new);
     let mut tcp = tcp.map_err(CliError::io("TCP"))?;
-    smc.ping().map_err(CliError::io("SMC"))?;
-    tcp.ping().map_err(CliError::io("TCP"))?;
+    let goes_on = || helper::send(&DemoMessage::Progress(0));
+    smc.ping(goes_on).map_err(CliError::io("SMC"))?;
+    tcp.ping(goes_on).map_err(CliError::io("TCP"))?;
     let mut hash = Sha256::new();
     let mut block = Vec::with_capacity(BLOCK);
     let mut bytes = 0;
