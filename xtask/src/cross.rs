@@ -2,7 +2,6 @@
 //! `cargo xtask cross`.
 
 mod exceptions;
-mod machine;
 mod system;
 
 use std::collections::BTreeSet;
@@ -12,10 +11,9 @@ use std::time::Instant;
 
 use serde_json::Value;
 
-use crate::packages::{apt_install, has_program};
+use crate::machine::Machine;
 use crate::tool::{self, ToolError, wrong};
 use exceptions::{CRATES, EXCEPTIONS, Exception, NOT_RUN};
-pub(crate) use machine::Machine;
 
 pub(crate) const LONG_ABOUT: &str = "\
 Build tests for another machine, and run them under the user-mode emulation of QEMU.
@@ -39,7 +37,7 @@ pub(crate) struct Args {
     #[arg(long)]
     all: bool,
 
-    /// Run `smc demo`, and redis by `smc run`, in emulated guests with Debian's kernels and libcs instead.
+    /// Run `smc demo`, and redis and nginx by `smc run`, in emulated guests with Debian's kernels and libcs instead.
     #[arg(long, conflicts_with_all = ["only", "all"])]
     system: bool,
 
@@ -69,7 +67,7 @@ struct Suite {
 pub(crate) fn run(args: &Args, root: &Path) -> Result<ExitCode, ToolError> {
     let machine = args.machine;
     let install = args.install_deps || tool::is_true("CI");
-    ensure(machine, install)?;
+    machine.ensure(install)?;
     if args.system {
         return system::run(machine, root, install, args.distribution);
     }
@@ -93,24 +91,6 @@ pub(crate) fn run(args: &Args, root: &Path) -> Result<ExitCode, ToolError> {
     }
     println!("{}: {} s", machine.name(), begin.elapsed().as_secs());
     Ok(if is_ok { ExitCode::SUCCESS } else { ExitCode::FAILURE })
-}
-
-/// Makes sure that compiler, libc, emulator and standard library are there.
-fn ensure(machine: Machine, install: bool) -> Result<(), ToolError> {
-    let is_there = || {
-        let libc = Path::new(&machine.libraries()).join("lib/crt1.o").exists();
-        let is_own = machine == Machine::X86;
-        has_program(&machine.program("gcc")) && (is_own || libc && has_program(&machine.emulator()))
-    };
-    if !is_there() {
-        let packages = machine.packages();
-        if !install {
-            return Err(ToolError::Packages(packages));
-        }
-        apt_install(&packages)?;
-    }
-    let mut rustup = Command::new("rustup");
-    tool::succeed(rustup.args(["target", "add", &machine.target()]))
 }
 
 /// Builds the unit tests of the crates.

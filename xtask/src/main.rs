@@ -11,6 +11,7 @@
 //! - [`tool`]: runs other programs, and reports the reasons of failures.
 //! - [`uml`]: `cargo xtask uml`, the kernel's driver under user-mode Linux.
 //! - [`cross`]: `cargo xtask cross`, tests of another machine under emulation.
+//! - [`machine`]: the compiler and the emulator of another machine.
 //! - [`soak`]: `cargo xtask soak`, a long attack on a daemon, and simulated link groups.
 //! - [`site`]: `cargo xtask site`, the documents as a site; [`dependencies`]: `cargo xtask
 //!   dependencies`, rules for crates. Both use programs of [`wheel`].
@@ -25,6 +26,7 @@ mod dependencies;
 mod guest_tests;
 mod image;
 mod library_page;
+mod machine;
 mod nested;
 mod package;
 mod packages;

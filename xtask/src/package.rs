@@ -9,6 +9,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
+use crate::machine::Machine;
 use crate::pages::{PAGES, packaged};
 use crate::tool::{self, ToolError, at};
 use crate::{library_page, packages, third_party};
@@ -21,7 +22,11 @@ by debhelper, and checked by lintian. Packages whose names end in -dbgsym have t
 programs; with DEB_BUILD_OPTIONS=noautodbgsym there are none. With --rpm, the same packages but \
 virtio-ism-dkms and those of debug symbols are built by rpmbuild, too, and checked by rpmlint. A \
 finding of these is a failure. The tarball has the same programs, libraries, manual pages and \
-completions, and can be unpacked anywhere.";
+completions, and can be unpacked anywhere.
+
+With --machine the packages are for another machine, in target/package-MACHINE. They are built by its \
+compiler in Debian, and qemu-user runs the command that writes the manual pages. Those of s390x have no \
+library for \"smc run\".";
 
 /// Debian packages needed for any build, and a program of each.
 const TOOLS: [(&str, &str); 5] = [
@@ -49,6 +54,10 @@ pub(crate) struct Args {
     /// RPM packages, too.
     #[arg(long, conflicts_with = "tarball")]
     pub(crate) rpm: bool,
+
+    /// The machine of the packages [default: this one].
+    #[arg(long, value_name = "MACHINE")]
+    pub(crate) machine: Option<Machine>,
 
     /// Install missing Debian packages, as root. CI=true says the same.
     #[arg(long)]
@@ -94,29 +103,41 @@ pub(crate) fn make(
         tools(&needed, args.install_deps || tool::is_true("CI"))?;
     }
     // The leftovers of an interrupted run are no package.
-    let (place, finished) = (target.join("package.new"), target.join("package"));
+    let machine = args.machine.unwrap_or_else(Machine::own);
+    if !machine.is_own() {
+        machine.ensure(args.install_deps || tool::is_true("CI"))?;
+    }
+    let (place, finished) = (target.join("package.new"), finished(target, args.machine));
     remove(&place)?;
     let build = place.join("build");
     let tree = build.join("tree");
     eprintln!("building the programs");
-    build_programs(root, target, flags)?;
-    make_tree(root, &target.join("release"), &tree)?;
+    build_programs(root, target, flags, machine)?;
+    make_tree(root, &machine.built(target, "release"), &tree, machine)?;
     let mut made = Vec::new();
     if !args.tarball {
         eprintln!("packing for Debian, in some minutes: {}", place.join("debian.log").display());
         // debhelper makes packages of the debug information, and strips copies.
-        made.extend(debian(root, &build, &place)?);
+        made.extend(debian(root, &build, &place, machine)?);
     }
     eprintln!("packing the archive");
-    strip(&tree)?;
-    made.push(tarball(&tree, &place)?);
+    strip(&tree, machine)?;
+    made.push(tarball(&tree, &place, machine)?);
     if args.rpm {
         eprintln!("packing for rpm: {}", place.join("rpm.log").display());
-        made.extend(rpm(root, &build, &tree, &place)?);
+        made.extend(rpm(root, &build, &tree, &place, machine)?);
     }
     remove(&finished)?;
     fs::rename(&place, &finished).map_err(at(&finished))?;
     Ok(made.iter().map(|path| finished.join(path.strip_prefix(&place).unwrap_or(path))).collect())
+}
+
+/// The directory of finished packages.
+pub(crate) fn finished(target: &Path, machine: Option<Machine>) -> PathBuf {
+    match machine.filter(|machine| !machine.is_own()) {
+        Some(machine) => target.join(format!("package-{}", machine.name())),
+        None => target.join("package"),
+    }
 }
 
 pub(crate) fn remove(directory: &Path) -> Result<(), ToolError> {
@@ -141,10 +162,10 @@ pub(crate) fn tools(needed: &[(&str, &str)], install: bool) -> Result<(), ToolEr
 }
 
 /// Lays out the manual pages.
-fn manual_pages(root: &Path, tree: &Path, smc: &Path) -> Result<(), ToolError> {
+fn manual_pages(root: &Path, tree: &Path, mut smc: Command) -> Result<(), ToolError> {
     // The command writes the pages of other programs, too.
     let manual = tree.join("share/man/man1");
-    tool::succeed(Command::new(smc).arg("man").arg(&manual))?;
+    tool::succeed(smc.arg("man").arg(&manual))?;
     let others =
         ["vhost-device-ism.8", "smcss.8", "smcd.8", "smcr.8", "smc.toml.5", "smc-policy.5"];
     let header = root.join("guest-driver/c/include/smc.h");
@@ -233,26 +254,44 @@ fn files(root: &Path, release: &Path) -> [(PathBuf, &'static str, u32); 23] {
 }
 
 /// A build by cargo in release mode.
-pub(crate) fn cargo_build(root: &Path, target: &Path, flags: Option<&str>) -> Command {
+pub(crate) fn cargo_build(
+    root: &Path,
+    target: &Path,
+    flags: Option<&str>,
+    machine: Machine,
+) -> Command {
     let mut build = Command::new(std::env::var_os("CARGO").unwrap_or("cargo".into()));
     build.current_dir(root).args(["build", "--release"]).env("SMC_VERSION", version(root));
     build.env("CARGO_TARGET_DIR", target);
+    machine.set_target(&mut build);
     if let Some(flags) = flags {
         build.env("CARGO_ENCODED_RUSTFLAGS", flags);
     }
     build
 }
 
-fn build_programs(root: &Path, target: &Path, flags: Option<&str>) -> Result<(), ToolError> {
-    let mut build = cargo_build(root, target, flags);
+fn build_programs(
+    root: &Path,
+    target: &Path,
+    flags: Option<&str>,
+    machine: Machine,
+) -> Result<(), ToolError> {
+    let mut build = cargo_build(root, target, flags, machine);
+    if !machine.is_own() {
+        build.args(["--exclude", "smc-tests", "--exclude", "xtask"]);
+    }
+    if !machine.has_smc_run() {
+        build.args(["--exclude", "smc-preload"]);
+    }
     // With the features of the whole workspace, like other builds.
     build.args(["--workspace", "--lib", "--bin", "smc", "--bin", "vhost-device-ism"]);
     tool::succeed(build.args(["--bin", "smc-start", "--bin", "smc-device-plugin"]))
 }
 
 /// Lays out the files for installation below a prefix.
-fn make_tree(root: &Path, release: &Path, tree: &Path) -> Result<(), ToolError> {
-    for (from, to, mode) in files(root, release) {
+fn make_tree(root: &Path, release: &Path, tree: &Path, machine: Machine) -> Result<(), ToolError> {
+    let is_for = |to: &str| machine.has_smc_run() || !to.starts_with(PRELOADED);
+    for (from, to, mode) in files(root, release).into_iter().filter(|(_, to, _)| is_for(to)) {
         let to = tree.join(to);
         let directory = to.parent().unwrap_or(tree);
         fs::create_dir_all(directory).map_err(at(directory))?;
@@ -263,39 +302,45 @@ fn make_tree(root: &Path, release: &Path, tree: &Path) -> Result<(), ToolError> 
         let text = fs::read_to_string(root.join(from)).map_err(at(from.as_ref()))?;
         write(&tree.join("doc").join(name), &packaged(from, &text))?;
     }
-    let smc = tree.join("bin/smc");
-    manual_pages(root, tree, &smc)?;
+    let program = tree.join("bin/smc");
+    let smc = || machine.run(&program);
+    manual_pages(root, tree, smc())?;
     // Other names of the command, for the behaviour of smc-tools; and the library's name for linkers.
     let links = [("bin/smcss", "smc"), ("bin/smcd", "smc"), ("bin/smcr", "smc")];
     for (link, to) in links.into_iter().chain([("lib/libsmc.so", "libsmc.so.0")]) {
         let link = tree.join(link);
         std::os::unix::fs::symlink(to, &link).map_err(at(&link))?;
     }
-    // /etc/ld.so.preload of containers: the command writes the file beside the library.
-    let mut list = Command::new(&smc);
-    list.args(["cdi", "--later", "--pool", "/run/vhost-device-ism/any/any.sock"]);
-    tool::output(list)?;
+    if machine.has_smc_run() {
+        // /etc/ld.so.preload of containers: the command writes the file beside the library.
+        let mut list = smc();
+        list.args(["cdi", "--later", "--pool", "/run/vhost-device-ism/any/any.sock"]);
+        tool::output(list)?;
+    }
     kernel_driver(&root.join("guest-driver/kernel"), &tree.join("src"))?;
     write(&tree.join("lib/pkgconfig/smc.pc"), &pkg_config(root)?)?;
-    completions(tree, &smc)?;
+    completions(tree, smc)?;
     write(&tree.join("doc/third-party-licences.txt"), &third_party::licences(root)?)
 }
 
 /// Lays out the completions of shells. The command knows the other programs, too.
-fn completions(tree: &Path, smc: &Path) -> Result<(), ToolError> {
+fn completions(tree: &Path, smc: impl Fn() -> Command) -> Result<(), ToolError> {
     for program in ["smc", "vhost-device-ism", "smcss", "smcd", "smcr"] {
         for (shell, file) in [
             ("bash", format!("share/bash-completion/completions/{program}")),
             ("fish", format!("share/fish/vendor_completions.d/{program}.fish")),
             ("zsh", format!("share/zsh/vendor-completions/_{program}")),
         ] {
-            let mut completions = Command::new(smc);
+            let mut completions = smc();
             completions.args(["completions", shell, program]);
             write(&tree.join(file), &tool::output(completions)?)?;
         }
     }
     Ok(())
 }
+
+/// The directory of the library for `smc run`.
+const PRELOADED: &str = "lib/smc/";
 
 /// Files of the tree with debug information.
 pub(crate) const PROGRAMS: [&str; 6] = [
@@ -308,9 +353,10 @@ pub(crate) const PROGRAMS: [&str; 6] = [
 ];
 
 /// Takes the debug information from the programs.
-fn strip(tree: &Path) -> Result<(), ToolError> {
-    for program in PROGRAMS {
-        tool::succeed(Command::new("strip").arg("--strip-unneeded").arg(tree.join(program)))?;
+fn strip(tree: &Path, machine: Machine) -> Result<(), ToolError> {
+    let strip = if machine.is_own() { "strip".to_owned() } else { machine.program("strip") };
+    for program in PROGRAMS.map(|name| tree.join(name)).iter().filter(|program| program.exists()) {
+        tool::succeed(Command::new(&strip).arg("--strip-unneeded").arg(program))?;
     }
     for (program, most) in MAX_SMC {
         let smc = tree.join(program);
@@ -363,8 +409,8 @@ pub(crate) fn write(path: &Path, text: &str) -> Result<(), ToolError> {
 }
 
 /// Packs the tree. The same files make the same bytes.
-fn tarball(tree: &Path, place: &Path) -> Result<PathBuf, ToolError> {
-    let name = format!("vhost-device-ism-{}-{}", env!("CARGO_PKG_VERSION"), std::env::consts::ARCH);
+fn tarball(tree: &Path, place: &Path, machine: Machine) -> Result<PathBuf, ToolError> {
+    let name = format!("vhost-device-ism-{}-{}", env!("CARGO_PKG_VERSION"), machine.name());
     let path = place.join(format!("{name}.tar.gz"));
     let mut tar = Command::new("tar");
     tar.args(["--create", "--gzip", "--sort=name", "--owner=0", "--group=0", "--numeric-owner"]);
@@ -382,8 +428,18 @@ pub(crate) fn epoch() -> String {
     })
 }
 
+/// A list of debhelper without the library for `smc run`.
+fn without_library(list: &str) -> String {
+    list.lines().filter(|line| !line.contains(PRELOADED)).map(|line| format!("{line}\n")).collect()
+}
+
 /// Has debhelper make the packages, and lintian look at them.
-fn debian(root: &Path, build: &Path, place: &Path) -> Result<Vec<PathBuf>, ToolError> {
+fn debian(
+    root: &Path,
+    build: &Path,
+    place: &Path,
+    machine: Machine,
+) -> Result<Vec<PathBuf>, ToolError> {
     let debian = build.join("debian");
     tool::succeed(Command::new("cp").arg("-r").arg(root.join("packaging/debian")).arg(&debian))?;
     for (from, to) in [
@@ -394,6 +450,11 @@ fn debian(root: &Path, build: &Path, place: &Path) -> Result<Vec<PathBuf>, ToolE
     ] {
         let from = root.join(from);
         fs::copy(&from, debian.join(to)).map_err(at(&from))?;
+    }
+    if !machine.has_smc_run() {
+        let list = debian.join("smc.install");
+        let text = fs::read_to_string(&list).map_err(at(&list))?;
+        write(&list, &without_library(&text))?;
     }
     let mut date = Command::new("date");
     date.args(["--utc", "--rfc-email"]).arg(format!("--date=@{}", epoch()));
@@ -406,6 +467,9 @@ fn debian(root: &Path, build: &Path, place: &Path) -> Result<Vec<PathBuf>, ToolE
     write(&debian.join("changelog"), &changelog)?;
     let mut dpkg = Command::new("dpkg-buildpackage");
     dpkg.current_dir(build).args(["--build=binary", "--no-sign"]).env("SOURCE_DATE_EPOCH", epoch());
+    if !machine.is_own() {
+        dpkg.args(["--host-arch", machine.of_debian()]);
+    }
     succeed_quietly(dpkg, &place.join("debian.log"))?;
     let made = files_of(place, "deb")?;
     let mut lintian = Command::new("lintian");
@@ -416,12 +480,21 @@ fn debian(root: &Path, build: &Path, place: &Path) -> Result<Vec<PathBuf>, ToolE
 }
 
 /// Has rpmbuild make the packages, and rpmlint look at them.
-fn rpm(root: &Path, build: &Path, tree: &Path, place: &Path) -> Result<Vec<PathBuf>, ToolError> {
+fn rpm(
+    root: &Path,
+    build: &Path,
+    tree: &Path,
+    place: &Path,
+    machine: Machine,
+) -> Result<Vec<PathBuf>, ToolError> {
     let mut date = Command::new("date");
     date.env("LC_ALL", "C").args(["--utc", "+%a %b %d %Y"]).arg(format!("--date=@{}", epoch()));
     let date = tool::output(date)?;
     let mut rpmbuild = Command::new("rpmbuild");
     rpmbuild.arg("-bb").env("SOURCE_DATE_EPOCH", epoch());
+    if !machine.is_own() {
+        rpmbuild.args(["--target", &format!("{}-linux", machine.name())]);
+    }
     for (name, value) in [
         ("_topdir", build.join("rpm").into_os_string()),
         ("_rpmdir", place.into()),
@@ -465,4 +538,23 @@ pub(crate) fn files_of(place: &Path, end: &str) -> Result<Vec<PathBuf>, ToolErro
     files.retain(|path| path.extension().is_some_and(|own| own == end));
     files.sort();
     Ok(files)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn packages_of_another_machine_have_their_own_place_and_lack_what_is_not_for_the_machine() {
+        let target = Path::new("/t");
+        let foreign = [Machine::Aarch64, Machine::S390x].into_iter().find(|other| !other.is_own());
+        assert_eq!(finished(target, Some(Machine::own())), finished(target, None));
+        assert_ne!(finished(target, foreign), finished(target, None));
+        let all = files(Path::new("/r"), target);
+        let left_out = all.iter().filter(|(_, to, _)| to.starts_with(PRELOADED)).count();
+        assert_eq!((left_out, Machine::S390x.has_smc_run()), (1, false));
+        let list = include_str!("../../packaging/debian/smc.install");
+        assert_eq!(without_library(list).lines().count() + 2, list.lines().count());
+        assert!(without_library(list).starts_with("tree/bin/smc usr/bin\n"));
+    }
 }

@@ -16,6 +16,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
+use crate::machine::Machine;
 use crate::tool::{self, ToolError, at, wrong};
 use crate::{package, third_party};
 use label::{VERSION, date};
@@ -114,12 +115,13 @@ fn build(args: &Args, root: &Path, target: &Path, place: &Path) -> Result<PathBu
     let build = target.join("release-build");
     let flags = flags(root)?;
     let musl = format!("{}-unknown-linux-musl", std::env::consts::ARCH);
-    let mut cargo = package::cargo_build(root, &build, Some(&flags));
+    let mut cargo = package::cargo_build(root, &build, Some(&flags), Machine::own());
     tool::succeed(cargo.args(["--package", "smc-cli", "--bin", "smc", "--target", &musl]))?;
     let program = place.join(format!("smc-{VERSION}-{}-static", std::env::consts::ARCH));
     fs::copy(build.join(musl).join("release/smc"), &program).map_err(at(&program))?;
     tool::succeed(Command::new("strip").arg(&program))?;
-    let kinds = package::Args { tarball: false, rpm: true, install_deps: args.install_deps };
+    let (tarball, rpm, machine) = (false, true, None);
+    let kinds = package::Args { tarball, rpm, machine, install_deps: args.install_deps };
     package::make(&kinds, root, &build, Some(&flags))?;
     let packed = build.join("package");
     let programs = package::PROGRAMS.map(|name| packed.join("build/tree").join(name));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The crates whose unit tests run under emulation, and the tests left out, with their reasons.
 
-use super::machine::Machine;
+use crate::machine::Machine;
 
 /// The crates whose unit tests run.
 pub(super) const CRATES: &[&str] = &[

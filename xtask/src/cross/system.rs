@@ -6,9 +6,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
-use super::machine::Machine;
 use crate::cache;
 use crate::cpio::Tree;
+use crate::machine::Machine;
 use crate::packages::{apt_install, has_program};
 use crate::tool::{self, ToolError, at, wrong};
 
@@ -170,7 +170,7 @@ impl Report {
     }
 
     fn has_passed(&self, machine: Machine) -> bool {
-        let expected = if has_smc_run(machine) { 2 } else { 1 };
+        let expected = if machine.has_smc_run() { 2 } else { 1 };
         self.parts.len() == expected && self.parts.iter().all(|(_, status)| status == "0")
     }
 
@@ -183,17 +183,12 @@ impl Report {
     }
 }
 
-/// Whether the preloaded library is for the machine.
-fn has_smc_run(machine: Machine) -> bool {
-    machine != Machine::S390x
-}
-
 /// Builds the command and the preloaded library with the libc of the oldest distribution. Returns the
 /// directory of both, stripped.
 fn build(machine: Machine, checkout: &Path) -> Result<PathBuf, ToolError> {
     // Without smc run, the machine's guests are no older than the libc of this machine's compiler.
-    let flags = if has_smc_run(machine) { oldest_libc(machine)? } else { Vec::new() };
-    let built = machine.built(checkout);
+    let flags = if machine.has_smc_run() { oldest_libc(machine)? } else { Vec::new() };
+    let built = machine.built(&checkout.join("target"), "debug");
     for name in files(machine) {
         let mut cargo = machine.cargo(checkout)?;
         cargo.arg("rustc").args(match *name {
@@ -233,7 +228,7 @@ fn oldest_libc(machine: Machine) -> Result<Vec<String>, ToolError> {
 }
 
 fn files(machine: Machine) -> &'static [&'static str] {
-    if has_smc_run(machine) { &["smc", "libsmc_preload.so"] } else { &["smc"] }
+    if machine.has_smc_run() { &["smc", "libsmc_preload.so"] } else { &["smc"] }
 }
 
 /// Runs a guest to its end.

@@ -20,6 +20,9 @@ const DEBIAN_LIB: &str = "lib/x86_64-linux-gnu";
 /// The library is not there.
 #[derive(Debug, Error)]
 pub(super) enum NoLibrary {
+    /// The machine has no port of the library.
+    #[error("{NAME} is for x86_64 and aarch64, and not for {}", std::env::consts::ARCH)]
+    NotForMachine,
     /// The file named by SMC_PRELOAD.
     #[error("SMC_PRELOAD names {0}, which does not exist")]
     Named(PathBuf),
@@ -59,6 +62,9 @@ pub(super) fn find() -> Result<PathBuf, NoLibrary> {
 /// # Errors
 /// The library is in none of these places.
 fn find_file() -> Result<PathBuf, NoLibrary> {
+    if !cfg!(any(target_arch = "aarch64", target_arch = "x86_64")) {
+        return Err(NoLibrary::NotForMachine);
+    }
     if let Some(named) = std::env::var_os("SMC_PRELOAD").filter(|named| !named.is_empty()) {
         let named = PathBuf::from(named);
         return if named.is_file() { Ok(named) } else { Err(NoLibrary::Named(named)) };
