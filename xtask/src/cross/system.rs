@@ -79,11 +79,17 @@ fn emulator(machine: Machine) -> (&'static str, &'static str, &'static [&'static
 const LIMIT: &str = "3600";
 
 /// Programs of a guest, beside its kernel.
-const PROGRAMS: &str = "base-files,libc6,libgcc-s1,busybox-static,redis-server,redis-tools";
+const PROGRAMS: &str =
+    "base-files,libc6,libgcc-s1,busybox-static,redis-server,redis-tools,nginx,curl";
+
+/// nginx as the first process of a guest runs it.
+const NGINX: &str = "user root; daemon off; pid /tmp/nginx.pid; error_log stderr; events {}
+http { access_log off; server { listen 8080; root /tmp/files; } }
+";
 
 /// The guest's init. A line with `NAME: STATUS` has the exit status of a part.
 const INIT: &str = "#!/bin/busybox sh
-export PATH=/usr/bin:/bin HOME=/tmp
+export PATH=/usr/sbin:/usr/bin:/bin HOME=/tmp
 for mount in proc:/proc sysfs:/sys devtmpfs:/dev tmpfs:/dev/shm tmpfs:/tmp tmpfs:/run cgroup2:/sys/fs/cgroup; do
     busybox mkdir -p ${mount#*:}
     busybox mount -t ${mount%:*} none ${mount#*:}
@@ -99,14 +105,28 @@ smc demo --size 16M
 echo \"smc demo: $?\"
 [ -e /usr/lib/smc/libsmc_preload.so ] || busybox poweroff -f
 smc fabric &
-busybox mkdir /tmp/status
+# client NAME COMMAND...: runs a client, whose connections have to be of SMC-D.
+client() {
+    name=$1
+    shift
+    busybox mkdir /tmp/$name
+    smc run --always '*' --status /tmp/$name \"$@\" >/dev/null
+    result=$?
+    busybox cat /tmp/$name/*
+    busybox grep -q SMC-D /tmp/$name/* || result=SMC-D-was-not-used
+    [ $name != nginx ] || busybox cmp /tmp/files/file /tmp/file || result=other-bytes
+    echo \"smc run $name: $result\"
+}
 smc run redis-server --save '' >/dev/null &
 until redis-cli ping >/dev/null 2>&1; do busybox sleep 1; done
-smc run --always '*' --status /tmp/status redis-benchmark -q -n 100 -c 4 -d 10000 -t set,get >/dev/null
-result=$?
-busybox cat /tmp/status/*
-busybox grep -q SMC-D /tmp/status/* || result=SMC-D-was-not-used
-echo \"smc run redis: $result\"
+client redis redis-benchmark -q -n 100 -c 4 -d 10000 -t set,get
+echo root:x:0:0::/:/bin/sh >/etc/passwd
+echo root:x:0: >/etc/group
+busybox mkdir -p /tmp/files /var/lib/nginx /var/log/nginx
+busybox dd if=/dev/urandom of=/tmp/files/file bs=1M count=10 2>/dev/null
+smc run nginx -c /nginx.conf &
+until busybox nc 127.0.0.1 8080 </dev/null >/dev/null 2>&1; do busybox sleep 1; done
+client nginx curl --silent --fail --output /tmp/file http://127.0.0.1:8080/file
 smc doctor
 busybox poweroff -f
 ";
@@ -164,13 +184,15 @@ impl Report {
             "kernel" => value.clone_into(&mut self.kernel),
             "pages" => value.clone_into(&mut self.pages),
             "libc" => value.clone_into(&mut self.libc),
-            "smc demo" | "smc run redis" => self.parts.push((name.to_owned(), value.to_owned())),
+            "smc demo" | "smc run redis" | "smc run nginx" => {
+                self.parts.push((name.to_owned(), value.to_owned()))
+            }
             _ => {}
         }
     }
 
     fn has_passed(&self, machine: Machine) -> bool {
-        let expected = if machine.has_smc_run() { 2 } else { 1 };
+        let expected = if machine.has_smc_run() { 3 } else { 1 };
         self.parts.len() == expected && self.parts.iter().all(|(_, status)| status == "0")
     }
 
@@ -256,6 +278,7 @@ fn guest(
         }
     }
     tree.file("init", INIT.as_bytes().to_vec());
+    tree.file("nginx.conf", NGINX.as_bytes().to_vec());
     for name in files(machine) {
         let place = if *name == "smc" { "usr/bin" } else { "usr/lib/smc" };
         tree.copy(&built.join(name), &format!("{place}/{name}"))?;
