@@ -205,7 +205,7 @@ fn counters(fabric: &TemporaryFabric, tap: &Tap) -> Result<String, CliError> {
 
 /// The server's error, more specific than the client's "connection reset"; else the client's error.
 fn cause(server: &Helper, error: CliError) -> CliError {
-    match server.receive::<DemoMessage>(Duration::from_millis(300)) {
+    match server.receive::<DemoMessage>(Duration::from_secs(2)) {
         Err(cause @ CliError::Helper { .. }) if cause.to_string().contains("failed") => cause,
         _ => error,
     }

@@ -90,9 +90,13 @@ fn stay() -> ! {
     }
 }
 
+/// How long the server waits for the first bytes of its client, which speaks SMC for certain.
+const DETECT_TIMEOUT: Duration = Duration::from_secs(30);
+
 fn open(device: &PathBuf) -> Result<(Smc, String), CliError> {
     // The largest buffer: this is about bulk data.
-    let config = Config { recv_buffer: 1 << 20, ..Config::new(device) };
+    let (recv_buffer, detect_timeout) = (1 << 20, DETECT_TIMEOUT);
+    let config = Config { recv_buffer, detect_timeout, ..Config::new(device) };
     let stack = stack::open(config, device)?;
     let gid = first_gid(&stack);
     Ok((Smc::new(stack, Path::Any), gid))
