@@ -69,6 +69,8 @@ struct Pending {
     next: u64,
     /// Connections to be returned next by `accept`.
     ready: VecDeque<(SmcStream, SocketAddr)>,
+    /// The program waits by the pollable descriptor.
+    polled: bool,
     /// The time for which the timer is set.
     alarm: Option<Instant>,
 }
@@ -177,6 +179,12 @@ impl SmcListener {
     /// A descriptor for poll, select and epoll: readable when [`SmcListener::accept`] has something to
     /// do (possibly a step of a handshake, followed by `WouldBlock`).
     pub fn pollable(&self) -> BorrowedFd<'_> {
+        let mut pending = lock(&self.pending);
+        let is_first = !std::mem::replace(&mut pending.polled, true);
+        let left = pending.ready.len();
+        if is_first && let Err(error) = self.hand_over(&mut pending, left) {
+            tracing::debug!(%error, "pollable");
+        }
         self.epoll.as_fd()
     }
 
@@ -203,8 +211,8 @@ impl SmcListener {
             // A client in the queue explains the thread's wake-up by epoll; so does a connection.
             has_events &= !taken && pending.ready.is_empty();
             self.take_events(&mut pending, &current, has_events)?;
-            if !pending.ready.is_empty() {
-                self.hand_over(&mut pending)?;
+            if let Some(left) = pending.ready.len().checked_sub(1) {
+                self.hand_over(&mut pending, left)?;
                 if let Some(accepted) = pending.ready.pop_front() {
                     return Ok(accepted);
                 }
@@ -270,15 +278,17 @@ impl SmcListener {
     }
 
     /// Before this thread returns with a connection: registers the handshakes, and wakes another thread
-    /// if there are more connections.
-    fn hand_over(&self, pending: &mut Pending) -> io::Result<()> {
-        if pending.sleepers == 0 {
+    /// or a program in `poll` if connections are `left`.
+    fn hand_over(&self, pending: &mut Pending, left: usize) -> io::Result<()> {
+        if pending.sleepers == 0 && !pending.polled {
             return Ok(());
         }
         self.register(pending)?;
-        if pending.ready.len() > 1 {
+        if left > 0 {
             self.set_timer(Duration::from_nanos(1))?;
-            pending.alarm = None;
+            pending.alarm = Some(Instant::now());
+        } else if pending.polled {
+            self.set_alarm(pending)?;
         }
         Ok(())
     }

@@ -3,6 +3,7 @@
 
 use std::io::{ErrorKind, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsFd;
 use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -384,6 +385,38 @@ fn a_handshake_under_way_reaches_a_thread_that_still_accepts() {
             for thread in threads {
                 thread.join().unwrap();
             }
+        }
+    });
+}
+
+#[test]
+fn a_program_that_accepts_once_for_each_event_gets_every_client() {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    watched(LIMIT, || {
+        let bench = Bench::new(Fabric::Window, 2);
+        let pair = bench.pair();
+        let listener = &pair.listener;
+        listener.set_nonblocking(true).unwrap();
+        let clients = [(); 3].map(|()| TcpStream::connect(pair.addr()).unwrap());
+        let await_readable = || {
+            let mut fds = [PollFd::from_borrowed_fd(listener.pollable(), PollFlags::IN)];
+            let limit = Timespec { tv_sec: TIMEOUT.as_secs() as i64, tv_nsec: 0 };
+            assert_eq!(poll(&mut fds, Some(&limit)), Ok(1), "nothing is reported");
+        };
+        for _ in &clients {
+            await_readable();
+            assert_eq!(listener.accept().unwrap_err().kind(), ErrorKind::WouldBlock);
+        }
+        note("the listener waits for the first bytes of all clients");
+        for tcp in &clients {
+            put(tcp, b"GET / HTTP/1.0");
+            eventually("the bytes are there", || {
+                ism_sys::unacknowledged(tcp.as_fd()).unwrap() == 0
+            });
+        }
+        for _ in &clients {
+            await_readable();
+            assert!(!listener.accept().unwrap().0.is_smc());
         }
     });
 }
