@@ -13,6 +13,7 @@
 //! ([`cdc`]).
 
 pub mod cdc;
+pub mod claim;
 pub mod clc;
 mod codec;
 pub mod cursor;
