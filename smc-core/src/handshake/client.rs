@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The client's side of the handshake: Proposal out, Accept in, Confirm out.
 
+use std::num::NonZeroU16;
 use std::sync::Arc;
 
 use super::client_r::AcceptedR;
@@ -45,8 +46,28 @@ pub fn start_on(
     route: Route,
     now: Tick,
 ) -> Result<(AwaitAccept, Vec<u8>), SendDecline> {
+    start_claiming(config, route, None, now)
+}
+
+/// Begins a handshake as [`start_on`] does, with the number of a claim in the Proposal
+/// ([`crate::wire::claim`]).
+///
+/// # Errors
+///
+/// See [`start_on`].
+pub fn start_claiming(
+    config: Arc<Config>,
+    route: Route,
+    claim: Option<NonZeroU16>,
+    now: Tick,
+) -> Result<(AwaitAccept, Vec<u8>), SendDecline> {
     match offer(&config, &route) {
-        Ok(offer) => {
+        Ok(mut offer) => {
+            if let Some(v2) = &mut offer.proposal.v2
+                && let Some(carriers) = config.carriers_at(v2.release)
+            {
+                v2.vendor = Some(carriers.offer(claim));
+            }
             let deadline = now.after(config.wait);
             let bytes = Message::Proposal(offer.proposal).emit();
             Ok((AwaitAccept { config, route, offer, deadline }, bytes))
@@ -242,7 +263,6 @@ impl Accepted {
     /// Confirm repeats CHID, EID, first-contact flag, release and vendor options of Accept and
     /// carries the common features (CLCV2-17, CLCV2-44, CLCV2-61, CLCV2-64, CLCV2-86).
     pub fn confirm(self, own: Dmbe, link: LinkId) -> (Established, Vec<u8>) {
-        let first_contact = self.first_contact();
         let answer = Answer {
             config: &self.config,
             version: self.version,
@@ -250,23 +270,27 @@ impl Accepted {
             eid: self.agreed.eid,
             own,
             link,
-            first_contact: first_contact.then_some(self.agreed.terms),
+            first_contact: self.first_contact().then_some(self.agreed.terms),
             vendor: self.accept.first_contact.map_or([0; 4], |extension| extension.vendor),
         };
         let bytes = answer.confirm().emit();
-        let established = Established {
+        (self.without_confirm(own, link), bytes)
+    }
+
+    /// Agrees without a Confirm: the server has taken the claim of the own receive element.
+    pub fn without_confirm(self, own: Dmbe, link: LinkId) -> Established {
+        Established {
             version: self.version,
             devices: self.agreed.devices,
             eid: self.agreed.eid,
-            first_contact,
+            first_contact: self.first_contact(),
             terms: self.agreed.terms,
             own,
             peer: self.peer(),
             own_link: link,
             peer_link: self.accept.link_id,
             peer_host: self.peer_host(),
-        };
-        (established, bytes)
+        }
     }
 
     /// Declines instead, for a local reason: no DMB, no memory, a peer forgotten meanwhile

@@ -85,7 +85,7 @@ mod server;
 mod server_r;
 mod smcr;
 
-pub use client::{Accepted, AwaitAccept, ClientStep, start, start_on};
+pub use client::{Accepted, AwaitAccept, ClientStep, start, start_claiming, start_on};
 pub use client_r::AcceptedR;
 pub use code::DeclineCode;
 pub use config::{Config, DEFAULT_WAIT, Kinds, MAX_OFFERED, Tolerance, Unpaired};

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The server's side of the handshake: Proposal in, Accept out, Confirm in.
 
+use std::num::NonZeroU16;
 use std::sync::Arc;
 
 use super::config::Config;
@@ -18,7 +19,7 @@ use super::send_decline::{AfterDecline, SendDecline};
 use super::server_r::{self, AwaitConfirmR};
 use super::smcr::{LinkEnd, PeerRnic, TermsR};
 use crate::time::Tick;
-use crate::wire::clc::{Message, Proposal, SmcdV2, Version};
+use crate::wire::clc::{CarrierOptions, Message, Proposal, SmcdV2, Version};
 use crate::wire::ids::{Eid, LinkId};
 
 /// The server waits for the first message.
@@ -141,6 +142,7 @@ pub struct Selection {
     version: Version,
     candidates: Vec<Candidate>,
     found: Evaluation,
+    claim: Option<NonZeroU16>,
 }
 
 impl Selection {
@@ -158,7 +160,9 @@ impl Selection {
         }
         // The same pair in both versions is one candidate: both versions fail alike.
         candidates.extend(found.smcd_v1.filter(|pair| !candidates.contains(pair)));
-        ServerStep::Eligible(Selection { config, route, version, candidates, found })
+        let vendor = proposal.v2.and_then(|v2| v2.vendor);
+        let claim = vendor.and_then(|offer| CarrierOptions::claim_in(&offer));
+        ServerStep::Eligible(Selection { config, route, version, candidates, found, claim })
     }
 
     /// The possible choices, best first; at least one. Take the first working one: its device or
@@ -205,6 +209,11 @@ impl Selection {
             Version::V1 => self.found.smcr_v1,
             Version::V2 => self.found.smcr_v2,
         }
+    }
+
+    /// The number of the client's claim ([`crate::wire::claim`]).
+    pub fn claim(&self) -> Option<NonZeroU16> {
+        self.claim
     }
 
     /// This end's resources for the connection.
@@ -337,6 +346,31 @@ impl AwaitConfirm {
     pub fn timed_out(&self, now: Tick) -> Option<HandshakeError> {
         let awaited = Awaited::Confirm;
         self.deadline.has_passed(now).then_some(HandshakeError::TimedOut { awaited })
+    }
+
+    /// The terms of an earlier contact, if a claim may replace Confirm.
+    pub fn claim_terms(&self) -> Option<Terms> {
+        let is_known = self.version == Version::V2 && self.accept.first_contact.is_none();
+        let has_claims = self.terms.carriers.is_some_and(|carriers| carriers.has_claims());
+        (is_known && has_claims).then_some(self.terms)
+    }
+
+    /// Goes on without Confirm: the server has taken the claim of the client's element. `peer_link`
+    /// is of the earlier contact. `None`: only Confirm establishes this connection.
+    pub fn without_confirm(&self, peer: Dmbe, peer_link: LinkId) -> Option<Established> {
+        let terms = self.claim_terms()?;
+        Some(Established {
+            version: self.version,
+            devices: self.devices,
+            eid: self.accept.eid,
+            first_contact: false,
+            terms,
+            own: dmbe_of(&self.accept),
+            peer,
+            own_link: self.accept.link_id,
+            peer_link,
+            peer_host: None,
+        })
     }
 
     /// Takes the client's answer, a whole message.

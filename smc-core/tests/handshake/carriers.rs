@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Options for records on TCP: offered, answered and repeated, or not there at all.
 
+use std::num::NonZeroU16;
+use std::sync::Arc;
+
 use smc_core::handshake::{
-    ClientStep, Config, ConfirmStep, ConfirmStepR, DeclineReason, KnownLink, ServerStep,
+    Candidate, ClientStep, Config, ConfirmStep, ConfirmStepR, DeclineReason, Established,
+    KnownLink, Route, ServerStep, start_claiming,
 };
 use smc_core::wire::clc::{CarrierFeatures, CarrierOptions, Version};
 use smc_core::wire::ids::Release;
@@ -28,10 +32,10 @@ fn with(mut config: Config, carriers: CarrierOptions) -> Config {
 fn both_ends_of_smc_d_agree_at_first_contact_and_keep_it() {
     let (client, server) = (with(client_host(), RETURNS), with(server_host(), RETURNS));
     let (_, proposal) = propose(&client);
-    assert_eq!(proposal[PROPOSAL], [0x56, 0x49, 0x53, 1, 0, 1, 0, 0]);
+    assert_eq!(proposal[PROPOSAL], [0x56, 0x49, 0x53, 2, 0, 1, 0, 0]);
     let first = run(&client, &server, Memory::default());
     for message in [&first.accept, &first.confirm] {
-        assert_eq!(message[D], [1, 0, 0, 1]);
+        assert_eq!(message[D], [2, 0, 0, 1]);
     }
     assert_eq!(first.client.terms.carriers, Some(RETURNS));
     let memory = Memory { client: Some(first.client.terms), server: Some(first.server.terms) };
@@ -47,9 +51,9 @@ fn both_ends_of_smc_r_agree_on_what_both_can_do() {
     pair.client.carriers = Some(RETURNS);
     pair.server.carriers = Some(STAYS);
     let first = pair.run(None);
-    assert_eq!(first.proposal[PROPOSAL], [0x56, 0x49, 0x53, 1, 0, 1, 0, 0]);
+    assert_eq!(first.proposal[PROPOSAL], [0x56, 0x49, 0x53, 2, 0, 1, 0, 0]);
     for message in [&first.accept, &first.confirm] {
-        assert_eq!(message[R], [1, 0, 0, 0]);
+        assert_eq!(message[R], [2, 0, 0, 0]);
     }
     assert_eq!(first.client.terms.carriers, Some(STAYS));
     let later = pair.run(Some(first.client.terms));
@@ -107,21 +111,53 @@ fn options_of_another_vendor_and_those_that_cannot_be_are_not_answered() {
     assert_eq!(answer_to([1, 2, 3, 1, 0, 1, 0, 0])[D], [0; 4], "another vendor");
     assert_eq!(answer_to([0x56, 0x49, 0x53, 0, 0, 1, 0, 0])[D], [0; 4], "no version");
     assert_eq!(answer_to([0x56, 0x49, 0x53, 1, 0, 1, 0, 9])[D], [0; 4], "reserved");
-    assert_eq!(answer_to([0x56, 0x49, 0x53, 2, 1, 1, 0, 9])[D], [1, 0, 0, 1], "a later version");
+    assert_eq!(answer_to([0x56, 0x49, 0x53, 2, 0, 1, 0, 9])[D], [2, 0, 0, 1], "a claim");
+    assert_eq!(answer_to([0x56, 0x49, 0x53, 2, 1, 1, 0, 9])[D], [0; 4], "no such feature");
+    assert_eq!(answer_to([0x56, 0x49, 0x53, 3, 1, 1, 0, 9])[D], [2, 0, 0, 1], "a later version");
+}
+
+/// An Accept of a Proposal with a claim, with and without the terms of an earlier contact.
+fn claimed(known: bool) -> (Option<Established>, Established) {
+    let (client, server) = (with(client_host(), RETURNS), with(server_host(), RETURNS));
+    let first = run(&client, &server, Memory::default());
+    let [ours, theirs] =
+        [first.client.terms, first.server.terms].map(|terms| known.then_some(terms));
+    let claim = NonZeroU16::new(0x1234);
+    let begun = start_claiming(Arc::new(client), Route::default(), claim, NOW);
+    let (awaits, proposal) = begun.unwrap();
+    assert_eq!(proposal[PROPOSAL], [0x56, 0x49, 0x53, 2, 0, 1, 0x12, 0x34]);
+    let selection = eligible(&server, &proposal);
+    assert_eq!(selection.claim(), claim);
+    let (confirming, message) = accept(selection, theirs);
+    let there = confirming.without_confirm(client_dmbe(), CLIENT_LINK);
+    (there, offered(awaits, &message, ours).without_confirm(client_dmbe(), CLIENT_LINK))
+}
+
+#[test]
+fn a_claim_replaces_confirm_after_the_first_contact_of_two_ends_with_claims() {
+    let (there, here) = claimed(true);
+    let there = there.unwrap();
+    let devices =
+        Candidate { local: there.devices.peer, peer: there.devices.local, ..there.devices };
+    assert_eq!((here.devices, here.terms, here.eid), (devices, there.terms, there.eid));
+    assert_eq!((here.own, here.peer), (there.peer, there.own));
+    assert_eq!((here.own_link, here.peer_link), (there.peer_link, there.own_link));
+    assert!(!here.first_contact && !there.first_contact);
+    assert_eq!(claimed(false).0, None, "a first contact");
 }
 
 // Shows: CLCV2-17.
 #[test]
 fn an_answer_to_what_was_not_offered_is_declined() {
     let (client, server) = (with(client_host(), STAYS), with(server_host(), RETURNS));
-    for got in [[1, 0, 0, 1], [2, 0, 0, 0], [0, 0, 0, 1], [1, 1, 0, 0]] {
+    for got in [[2, 0, 0, 1], [3, 0, 0, 0], [0, 0, 0, 1], [2, 1, 0, 0]] {
         let (awaits, proposal) = propose(&client);
         let (_, mut message) = accept(eligible(&server, &proposal), None);
         message[D].copy_from_slice(&got);
         let ClientStep::Decline(decline) = awaits.handle(&message, |_, _| None) else {
             panic!("{got:?} was taken");
         };
-        assert_eq!(decline.reason, DeclineReason::Vendor { agreed: [1, 0, 0, 0], got });
+        assert_eq!(decline.reason, DeclineReason::Vendor { agreed: [2, 0, 0, 0], got });
     }
     // A client without an offer ignores the options, and repeats the bytes.
     let (awaits, proposal) = propose(&client_host());
@@ -142,7 +178,7 @@ fn a_confirm_that_does_not_repeat_the_options_is_declined() {
     let (_, mut confirm) = offered(awaits, &message, None).confirm(client_dmbe(), CLIENT_LINK);
     confirm[D].fill(0);
     let ConfirmStep::Decline(decline) = confirming.handle(&confirm) else { panic!("taken") };
-    let reason = DeclineReason::Vendor { agreed: [1, 0, 0, 1], got: [0; 4] };
+    let reason = DeclineReason::Vendor { agreed: [2, 0, 0, 1], got: [0; 4] };
     assert_eq!(decline.reason, reason);
 
     let mut pair = Pair::new(Version::V2);

@@ -7,8 +7,7 @@ use crate::handshake::ism_device::IsmDevice;
 use crate::handshake::route::Route;
 use crate::wire::List;
 use crate::wire::clc::{
-    AssociatedIsm, CarrierOptions, IsmOffer, OfferV1, OfferV2, Proposal, SmcTypes, SmcdV2Offer,
-    Subnet, Version,
+    AssociatedIsm, IsmOffer, OfferV1, OfferV2, Proposal, SmcTypes, SmcdV2Offer, Subnet, Version,
 };
 use crate::wire::ids::{Chid, Gid, GidV1, LinkLimits, Mac, PeerId};
 
@@ -169,7 +168,7 @@ fn offer_v2<'a>(
             false => LinkLimits::NONE,
         },
         features: config.stated_features(),
-        vendor: config.carriers.filter(|_| v2_1).map(CarrierOptions::offer),
+        vendor: config.carriers.filter(|_| v2_1).map(|carriers| carriers.offer(None)),
         smcd: SmcdV2Offer { seid: config.system_eid().filter(|_| types.has_d()), entries },
     })
 }

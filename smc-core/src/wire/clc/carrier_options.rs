@@ -2,12 +2,14 @@
 //! Vendor Unique Experimental Options for an agreement on records ([`crate::wire::record`]).
 //!
 //! ```text
-//! Proposal:  52 OUI (3) | 55 version | 56 features (2) | 58 reserved (2)
+//! Proposal:  52 OUI (3) | 55 version | 56 features (2) | 58 number of a claim (2), or 0
 //! extension: 40 version | 41 reserved | 42 features (2)
 //! ```
 //!
 //! Accept and Confirm do not repeat the OUI (CLCV2-16): the answer's format belongs to the vendor
-//! of the offered options.
+//! of the offered options. Version 1 has no claims, and zeros in their place.
+
+use std::num::NonZeroU16;
 
 use super::VendorOffer;
 use crate::wire::WireError;
@@ -32,15 +34,16 @@ impl CarrierOptions {
     /// The vendor: an OUI with the locally administered bit (0x02 of the first byte), never
     /// assigned to a vendor.
     pub const OUI: [u8; 3] = *b"VIS";
-    /// The version of the records.
-    pub const VERSION: u8 = 1;
+    /// The version of these options. Since version 2 a Proposal may name a buffer
+    /// ([`crate::wire::claim`]).
+    pub const VERSION: u8 = 2;
 
     /// Options of this version.
     pub const fn new(features: CarrierFeatures) -> CarrierOptions {
         CarrierOptions { version: CarrierOptions::VERSION, features }
     }
 
-    /// The version of the records.
+    /// The version of the options.
     pub const fn version(&self) -> u8 {
         self.version
     }
@@ -58,10 +61,25 @@ impl CarrierOptions {
         }
     }
 
-    /// The form of a client's Proposal.
-    pub const fn offer(self) -> VendorOffer {
+    /// Whether a Proposal may name a buffer.
+    pub const fn has_claims(&self) -> bool {
+        self.version >= 2
+    }
+
+    /// The form of a client's Proposal, with the number of a claim if there is one.
+    pub fn offer(self, claim: Option<NonZeroU16>) -> VendorOffer {
         let [high, low] = self.features.bits().to_be_bytes();
-        VendorOffer { oui: CarrierOptions::OUI, options: [self.version, high, low, 0, 0] }
+        let number = claim.filter(|_| self.has_claims()).map_or(0, NonZeroU16::get);
+        let [number_high, number_low] = number.to_be_bytes();
+        let options = [self.version, high, low, number_high, number_low];
+        VendorOffer { oui: CarrierOptions::OUI, options }
+    }
+
+    /// The number of the claim in an offer of these options.
+    pub fn claim_in(offer: &VendorOffer) -> Option<NonZeroU16> {
+        let offered = CarrierOptions::from_offer(offer).ok().flatten()?;
+        let [.., high, low] = offer.options();
+        NonZeroU16::new(u16::from_be_bytes([high, low])).filter(|_| offered.has_claims())
     }
 
     /// The options in an offer; `None` if the offer is another vendor's. Unknown parts of a later
@@ -69,9 +87,9 @@ impl CarrierOptions {
     ///
     /// # Errors
     /// [`WireError::CarrierVersion`] for version 0, [`WireError::CarrierReserved`] for nonzero
-    /// reserved bits of version 1.
+    /// reserved bits of a known version.
     pub fn from_offer(offer: &VendorOffer) -> Result<Option<CarrierOptions>, WireError> {
-        let [version, high, low, reserved @ ..] = offer.options();
+        let [version, high, low, number @ ..] = offer.options();
         if offer.oui() != CarrierOptions::OUI {
             return Ok(None);
         }
@@ -80,7 +98,9 @@ impl CarrierOptions {
         }
         let bits = u16::from_be_bytes([high, low]);
         let features = CarrierFeatures::from_bits_truncate(bits);
-        if version == CarrierOptions::VERSION && (reserved != [0; 2] || features.bits() != bits) {
+        let reserved = if version == 1 { number } else { [0; 2] };
+        let is_known = version <= CarrierOptions::VERSION;
+        if is_known && (reserved != [0; 2] || features.bits() != bits) {
             return Err(WireError::CarrierReserved { features: bits, reserved });
         }
         Ok(Some(CarrierOptions { version, features }))
@@ -136,11 +156,15 @@ mod tests {
     // Shows: CLCV2-14, CLCV2-16.
     #[test]
     fn options_are_written_and_read_byte_for_byte() {
-        assert_eq!(RETURNS.offer().oui(), [0x56, 0x49, 0x53]);
-        assert_eq!(RETURNS.offer().options(), [1, 0, 1, 0, 0]);
-        assert_eq!((RETURNS.answer(), STAYS.answer()), ([1, 0, 0, 1], [1, 0, 0, 0]));
-        for options in [RETURNS, STAYS] {
-            assert_eq!(CarrierOptions::from_offer(&options.offer()), Ok(Some(options)));
+        let claim = NonZeroU16::new(0x1234);
+        assert_eq!(RETURNS.offer(None).oui(), [0x56, 0x49, 0x53]);
+        assert_eq!(RETURNS.offer(None).options(), [2, 0, 1, 0, 0]);
+        assert_eq!(RETURNS.offer(claim).options(), [2, 0, 1, 0x12, 0x34]);
+        assert_eq!((RETURNS.answer(), STAYS.answer()), ([2, 0, 0, 1], [2, 0, 0, 0]));
+        for (options, claim) in [(RETURNS, claim), (STAYS, None)] {
+            let offer = options.offer(claim);
+            assert_eq!(CarrierOptions::from_offer(&offer), Ok(Some(options)));
+            assert_eq!(CarrierOptions::claim_in(&offer), claim);
             assert_eq!(CarrierOptions::from_answer(RETURNS, options.answer()), Ok(Some(options)));
         }
         assert_eq!(RETURNS.common(STAYS), STAYS);
@@ -164,9 +188,11 @@ mod tests {
         assert_eq!(offered([0, 0, 1, 0, 0]), Err(WireError::CarrierVersion(0)));
         let reserved = |features, reserved| WireError::CarrierReserved { features, reserved };
         assert_eq!(offered([1, 0, 1, 0, 4]), Err(reserved(1, [0, 4])));
-        assert_eq!(offered([1, 0x80, 1, 0, 0]), Err(reserved(0x8001, [0, 0])));
+        for version in [1, 2] {
+            assert_eq!(offered([version, 0x80, 1, 0, 0]), Err(reserved(0x8001, [0, 0])));
+        }
         let answered = |answer| CarrierOptions::from_answer(STAYS, answer);
-        assert_eq!(answered([2, 0, 0, 0]), Err(WireError::CarrierVersion(2)));
+        assert_eq!(answered([3, 0, 0, 0]), Err(WireError::CarrierVersion(3)));
         assert_eq!(answered([0, 0, 0, 1]), Err(WireError::CarrierVersion(0)));
         assert_eq!(answered([1, 7, 0, 0]), Err(reserved(0, [0, 7])));
         let features = WireError::CarrierFeatures { got: 1, offered: 0 };
@@ -177,5 +203,13 @@ mod tests {
     fn a_later_version_is_met_at_this_one() {
         let later = offered([3, 0xff, 0xff, 9, 9]).unwrap().unwrap();
         assert_eq!(later.common(RETURNS), RETURNS);
+    }
+
+    #[test]
+    fn version_1_has_no_claims() {
+        let first = offered([1, 0, 1, 0, 0]).unwrap().unwrap();
+        assert!(!first.has_claims() && !RETURNS.common(first).has_claims());
+        assert_eq!(first.offer(NonZeroU16::new(9)).options(), [1, 0, 1, 0, 0]);
+        assert_eq!(CarrierOptions::claim_in(&first.offer(None)), None);
     }
 }

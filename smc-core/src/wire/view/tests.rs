@@ -228,12 +228,13 @@ fn options_for_records_are_explained() {
     use crate::wire::clc::{CarrierFeatures, CarrierOptions};
     let options = CarrierOptions::new(CarrierFeatures::RETURN);
     let oui = Some(CarrierOptions::OUI);
-    let offered = super::words::vendor_options(oui, options.offer().options());
-    assert_eq!(offered, "01000100 00 (version 1, comes back)");
+    let claim = std::num::NonZeroU16::new(9);
+    let offered = super::words::vendor_options(oui, options.offer(claim).options());
+    assert_eq!(offered, "02000100 09 (version 2, comes back, claim 9)");
     let broken = super::words::vendor_options(oui, [0, 0, 0, 0, 1]);
     assert!(broken.contains("ignored: version 0"), "{broken}");
     assert_eq!(super::words::vendor_options(Some([1, 2, 3]), [1; 5]), "01010101 01");
     let answer = super::words::vendor_answer(options.answer());
-    assert!(answer.contains("version 1, comes back"), "{answer}");
+    assert!(answer.contains("version 2, comes back"), "{answer}");
     assert_eq!(super::words::vendor_answer([0; 4]), "00000000");
 }

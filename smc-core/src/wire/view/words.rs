@@ -138,7 +138,11 @@ pub(super) fn vendor_options(oui: Option<[u8; 3]>, options: [u8; 5]) -> String {
     let Some(offer) = oui.and_then(|oui| VendorOffer::new(oui, options).ok()) else { return text };
     match CarrierOptions::from_offer(&offer) {
         Ok(Some(offered)) => {
-            format!("{text} ({})", carriers(offered.version(), offered.features()))
+            let claim = match CarrierOptions::claim_in(&offer) {
+                Some(number) => format!(", claim {number}"),
+                None => String::new(),
+            };
+            format!("{text} ({}{claim})", carriers(offered.version(), offered.features()))
         }
         Ok(None) => text,
         Err(error) => format!("{text} (ignored: {error})"),
@@ -151,7 +155,7 @@ pub(super) fn vendor_answer(options: [u8; 4]) -> String {
     let bits = u16::from_be_bytes([high, low]);
     let text = hex(&options);
     match CarrierFeatures::from_bits(bits) {
-        Some(features) if reserved == 0 && version == CarrierOptions::VERSION => {
+        Some(features) if reserved == 0 && (1..=CarrierOptions::VERSION).contains(&version) => {
             format!("{text} (if records on TCP were offered: {})", carriers(version, features))
         }
         _ => text,
