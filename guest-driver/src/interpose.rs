@@ -9,6 +9,6 @@ pub use crate::handshake::{ClcPrefix, FirstBytes};
 pub use crate::socket::handshake::{Handshake, Side};
 pub use crate::socket::incoming::{Incoming, ServerSide};
 pub use crate::socket::inherit::{AfterFork, PendingDecline, StackUpkeep};
-pub use crate::socket::outgoing::{ClientSide, Outgoing};
+pub use crate::socket::outgoing::{ClientSide, Outgoing, ProposalClaim};
 pub use crate::socket::watch::{ArmedLines, SignalMask, Watch, WatchedStream, Woken};
 pub use ism_sys::ForkLocks;

@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 
 use smc_core::handshake::{
     Accepted, AcceptedR, AwaitAccept, Awaited, ClcReader, ClientStep, Config, DeclineReason,
-    FallbackReason, HandshakeError, KnownLink, PeerLink, Route, SendDecline, start_on,
+    FallbackReason, HandshakeError, KnownLink, PeerLink, Route, SendDecline, start_claiming,
+    start_on,
 };
 use smc_core::time::Tick;
 use virtio_ism_abi::Gid;
@@ -18,6 +19,7 @@ use super::smcr::Connecting;
 use super::tcp::{fill, send};
 use super::{Broken, ByRdma, EstablishedConn, Outcome, Params};
 use crate::smcd::SmcdConn;
+use crate::smcd::claim::{ClaimWord, Ends, OpenClaim};
 
 /// A handshake under way.
 pub(crate) struct ClientHandshake {
@@ -25,6 +27,10 @@ pub(crate) struct ClientHandshake {
     deadline: Instant,
     /// The server has sent a CLC message.
     answered: bool,
+    /// The ends of the TCP connection, known once the Proposal is sent.
+    ends: Option<Ends>,
+    /// The DMB claimed by the Proposal.
+    claim: Option<Box<OpenClaim>>,
 }
 
 enum Stage {
@@ -42,7 +48,8 @@ impl ClientHandshake {
     /// Begins. `awaited`: the server has answered TCP option 254, and waits for a message.
     pub(crate) fn new(awaited: bool) -> ClientHandshake {
         let deadline = Instant::now();
-        ClientHandshake { stage: Stage::Proposal { awaited }, deadline, answered: false }
+        let stage = Stage::Proposal { awaited };
+        ClientHandshake { stage, deadline, answered: false, ends: None, claim: None }
     }
 
     /// The time for [`ClientHandshake::expire`].
@@ -71,6 +78,11 @@ impl ClientHandshake {
         self.answered
     }
 
+    /// The claim of the Proposal, for a thread that hands the handshake to another process.
+    pub(crate) fn claim(&self) -> Option<ClaimWord> {
+        self.claim.as_deref().map(OpenClaim::word)
+    }
+
     /// Whether the Proposal is sent, with no byte of the answer taken.
     pub(crate) fn only_waits(&self) -> bool {
         matches!(&self.stage, Stage::Accept(_, reader) if reader.is_empty())
@@ -88,8 +100,11 @@ impl ClientHandshake {
                 Stage::Proposal { awaited } => {
                     let route = params.rdma.map_or_else(Route::default, |rdma| rdma.route(tcp));
                     // A tick of smc-core counts microseconds from any start; here from now.
+                    self.claim = self.open_claim(tcp, params).map(Box::new);
+                    let number = self.claim.as_ref().map(|claim| claim.claim().number());
+                    let config = params.config.clone();
                     let (await_accept, proposal) =
-                        match start_on(params.config.clone(), route, Tick(0)) {
+                        match start_claiming(config, route, number, Tick(0)) {
                             Ok(begun) => begun,
                             Err(nothing) if awaited => {
                                 return send_decline(tcp, nothing).map(Some);
@@ -115,11 +130,22 @@ impl ClientHandshake {
                     }
                     self.answered = true;
                     let message = reader.message().unwrap_or_default();
+                    let claim = self.claim.take();
+                    let missed = claim.is_some().then_some(false);
+                    if let Some(claim) = claim.filter(|claim| claim.is_taken()) {
+                        let (conn, ends) = (finish(*claim, *await_accept, message)?, self.ends);
+                        note_server(&conn, ends, Some(true));
+                        return Ok(Some(Outcome::Smc(EstablishedConn::D(conn))));
+                    }
                     let known = |chid, gid| params.fabrics.terms(chid, gid);
                     let known_link = |peer: &_| known_link(params.rdma, peer);
                     match await_accept.handle_with(message, known, known_link) {
                         ClientStep::Offered(accepted) => {
-                            return confirm(tcp, params, accepted).map(Some);
+                            let outcome = confirm(tcp, params, accepted)?;
+                            if let Outcome::Smc(EstablishedConn::D(conn)) = &outcome {
+                                note_server(conn, self.ends, missed);
+                            }
+                            return Ok(Some(outcome));
                         }
                         ClientStep::OfferedR(accepted) => match connect(params, accepted) {
                             Ok(connecting) => self.stage = Stage::Rdma(Box::new(connecting)),
@@ -149,6 +175,15 @@ impl ClientHandshake {
                 Stage::Over => return Err(Broken::Io(std::io::ErrorKind::NotConnected.into())),
             }
         }
+    }
+
+    /// Claims a DMB for the connection, if its server takes claims.
+    fn open_claim(&mut self, tcp: &TcpStream, params: &Params<'_>) -> Option<OpenClaim> {
+        if params.config.carriers.is_none() || params.fabrics.0.is_empty() {
+            return None;
+        }
+        self.ends = Ends::of_client(tcp);
+        OpenClaim::open(params.fabrics, self.ends.as_ref()?, params.buffer)
     }
 
     /// Ends the handshake after its deadline. `None`: there is a new deadline.
@@ -220,6 +255,44 @@ pub(super) fn known_link(rdma: Option<ByRdma<'_>>, peer: &PeerLink) -> KnownLink
 fn connect(params: &Params<'_>, accepted: AcceptedR) -> Result<Connecting, SendDecline> {
     let Some(rdma) = params.rdma else { return Err(accepted.decline(DeclineReason::NoRnic)) };
     Connecting::new(rdma.host, params.config, accepted, params.buffer)
+}
+
+/// Notes the process behind the server's address. `is_taken`: whether it has taken a claim.
+fn note_server(conn: &SmcdConn, ends: Option<Ends>, is_taken: Option<bool>) {
+    if let Some(ends) = ends {
+        conn.fabric.note_server(ends.server, conn.peer.gid(), is_taken);
+    }
+}
+
+/// Goes on with a claim taken by the server: the server's program has its connection already, so each
+/// failure breaks the connection.
+fn finish(
+    claim: OpenClaim,
+    await_accept: AwaitAccept,
+    message: &[u8],
+) -> Result<Box<SmcdConn>, Broken> {
+    let terms = claim.terms();
+    let accepted = match await_accept.handle(message, |_, _| Some(terms)) {
+        ClientStep::Offered(accepted) => accepted,
+        ClientStep::Fail(error) => return Err(error.into()),
+        ClientStep::Decline(decline) => return Err(Broken::Late(decline.reason)),
+        ClientStep::PeerDeclined(_) | ClientStep::OfferedR(_) => {
+            return Err(Broken::Late(DeclineReason::OutOfSync));
+        }
+    };
+    if accepted.first_contact() || !claim.is_between(accepted.devices()) {
+        return Err(Broken::Late(DeclineReason::OutOfSync));
+    }
+    let (fabric, peer) = (claim.fabric.clone(), claim.peer.clone());
+    let (own, theirs, slot) = match claim.finish(accepted.peer()) {
+        Ok(Some(parts)) => parts,
+        Ok(None) => return Err(Broken::Late(DeclineReason::Registration)),
+        Err(error) => return Err(Broken::Late(device_decline_reason(&error))),
+    };
+    let established = accepted.without_confirm(own.dmbe(), peer.link());
+    let conn = SmcdConn { fabric, peer, own, theirs, slot, established };
+    conn.note_terms();
+    Ok(Box::new(conn))
 }
 
 /// Takes an own buffer, attaches the server's and sends Confirm. If one of them fails, sends a Decline,

@@ -2,6 +2,7 @@
 //! The server's handshake on an accepted TCP stream, one step at a time and never waiting.
 
 use std::net::TcpStream;
+use std::num::NonZeroU16;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -19,6 +20,7 @@ use super::first_bytes::FirstBytes;
 use super::smcr::{Accepting, Refused};
 use super::tcp::{fill, send};
 use super::{Broken, EstablishedConn, Outcome, Params};
+use crate::smcd::claim::Ends;
 use crate::smcd::{AttachSlot, Fabric, OwnBuffer, Peer, SmcdConn};
 
 /// The longest wait of the server for the rest of a Proposal already begun. A Proposal fits into one
@@ -145,21 +147,31 @@ impl ServerHandshake {
                     }
                     let route = || params.rdma.map_or_else(Route::default, |rdma| rdma.route(tcp));
                     match awaiting.handle_on(reader.message().unwrap_or_default(), route) {
-                        ServerStep::Eligible(selection) => match accept(params, selection) {
-                            Ok((stage, message)) => {
-                                if let Some(message) = message {
-                                    send(tcp, &message)?;
+                        ServerStep::Eligible(selection) => {
+                            let claim = selection.claim();
+                            match accept(params, selection) {
+                                Ok((stage, message)) => {
+                                    let stage = match take_claim(tcp, stage, claim) {
+                                        Ok(conn) => {
+                                            let message = message.unwrap_or_default();
+                                            return complete_claim(tcp, conn, &message).map(Some);
+                                        }
+                                        Err(stage) => stage,
+                                    };
+                                    if let Some(message) = message {
+                                        send(tcp, &message)?;
+                                    }
+                                    self.deadline = Instant::now() + params.message_timeout;
+                                    self.stage = stage;
+                                    // No client answers so soon. But the stream may have ended already, and
+                                    // epoll does not report this edge again.
+                                    if !drain && self.awaits_confirm() {
+                                        return Ok(None);
+                                    }
                                 }
-                                self.deadline = Instant::now() + params.message_timeout;
-                                self.stage = stage;
-                                // No client answers so soon. But the stream may have ended already, and
-                                // epoll does not report this edge again.
-                                if !drain && self.awaits_confirm() {
-                                    return Ok(None);
-                                }
+                                Err(decline) => return send_decline(tcp, decline).map(Some),
                             }
-                            Err(decline) => return send_decline(tcp, decline).map(Some),
-                        },
+                        }
                         ServerStep::Decline(decline) => {
                             return send_decline(tcp, decline).map(Some);
                         }
@@ -321,6 +333,35 @@ fn offer(params: &Params<'_>, candidate: Candidate) -> Result<Offered, DeclineRe
     let slot = peer.attach_slot().ok_or(DeclineReason::NoDmb)?;
     let own = peer.take(params.buffer).map_err(|error| device_decline_reason(&error))?;
     Ok(Offered { fabric: fabric.clone(), peer, own, slot })
+}
+
+/// Takes the client's claim, if there is one for this TCP connection: the server need not wait for
+/// Confirm.
+fn take_claim(
+    tcp: &TcpStream,
+    stage: Stage,
+    number: Option<NonZeroU16>,
+) -> Result<Box<SmcdConn>, Stage> {
+    let Stage::Confirm(accepted) = stage else { return Err(stage) };
+    let taken = number.filter(|_| accepted.awaiting.claim_terms().is_some()).and_then(|number| {
+        let (peer_link, ends) = (accepted.peer.peer_link()?, Ends::of_server(tcp)?);
+        let theirs = accepted.peer.take_claim(&ends.claim(number))?;
+        let established = accepted.awaiting.without_confirm(theirs.dmbe(), peer_link)?;
+        Some((theirs, established))
+    });
+    let Some((theirs, established)) = taken else { return Err(Stage::Confirm(accepted)) };
+    let Accepted { fabric, peer, own, slot, .. } = *accepted;
+    Ok(Box::new(SmcdConn { fabric, peer, own, theirs, slot, established }))
+}
+
+/// Sends the Accept of a connection without Confirm.
+fn complete_claim(tcp: &TcpStream, conn: Box<SmcdConn>, accept: &[u8]) -> Result<Outcome, Broken> {
+    conn.note_terms();
+    if let Err(error) = send(tcp, accept) {
+        conn.theirs.release();
+        return Err(error.into());
+    }
+    Ok(Outcome::Smc(EstablishedConn::D(conn)))
 }
 
 /// Handles the answer to Accept. After a Confirm, attaches the client's buffer. Only then there is a

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The fabrics of a process: one open device each, with the reachable peers.
 
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -27,9 +28,25 @@ pub(crate) struct Fabric {
     in_use: DmbBytes,
     attachments: Attachments,
     peers: Mutex<FxHashMap<Gid, Arc<Peer>>>,
+    /// The last peers of servers, by address.
+    servers: Mutex<FxHashMap<SocketAddr, KnownServer>>,
     next_link: AtomicU32,
     /// The device's unanswered request to leave, if it is about to go.
     leaving: Mutex<Option<LeaveRequest>>,
+}
+
+/// The most addresses of servers in memory.
+const MAX_SERVERS: usize = 1024;
+
+/// Claims in a row not taken by a server, after which the next connections have none: another
+/// process accepts, or addresses are translated on the way.
+const MAX_MISSES: u8 = 8;
+
+/// The process behind an address.
+#[derive(Clone, Copy, Debug)]
+struct KnownServer {
+    gid: Gid,
+    misses: u8,
 }
 
 /// A request of the device to leave it.
@@ -45,7 +62,7 @@ pub(crate) type DeferredDrop = Box<dyn Send>;
 
 impl ForkLocks for Fabric {
     fn is_unlocked(&self) -> bool {
-        let locks = is_free(&self.peers) && is_free(&self.leaving);
+        let locks = is_free(&self.peers) && is_free(&self.servers) && is_free(&self.leaving);
         locks && self.all().iter().all(|peer| peer.is_unlocked())
     }
 }
@@ -53,10 +70,10 @@ impl ForkLocks for Fabric {
 impl Fabric {
     /// Wraps an open device.
     pub(crate) fn new(device: Arc<IsmDevice>) -> Arc<Fabric> {
-        let (peers, next_link) = (Mutex::default(), AtomicU32::new(1));
+        let (peers, servers, next_link) = (Mutex::default(), Mutex::default(), AtomicU32::new(1));
         let attachments = Attachments::new(device.config().max_attach.get());
         let (in_use, leaving) = (DmbBytes::default(), Mutex::default());
-        Arc::new(Fabric { device, in_use, attachments, peers, next_link, leaving })
+        Arc::new(Fabric { device, in_use, attachments, peers, servers, next_link, leaving })
     }
 
     fn peers(&self) -> MutexGuard<'_, FxHashMap<Gid, Arc<Peer>>> {
@@ -121,6 +138,31 @@ impl Fabric {
     /// The peer with this GID, if there is one.
     pub(crate) fn known(&self, gid: Gid) -> Option<Arc<Peer>> {
         self.peers().get(&gid).cloned()
+    }
+
+    /// The peer behind the address of a server, if claims are worthwhile there.
+    pub(super) fn server(&self, address: &SocketAddr) -> Option<Arc<Peer>> {
+        let server = lock(&self.servers).get(address).copied()?;
+        (server.misses < MAX_MISSES).then(|| self.known(server.gid)).flatten()
+    }
+
+    /// Notes the peer behind the address of a server, and whether the peer has taken a claim, if there
+    /// was one. The processes on a loopback fabric share a GID, so nothing is noted there.
+    pub(crate) fn note_server(&self, address: SocketAddr, gid: Gid, is_taken: Option<bool>) {
+        if gid == self.device.gid() {
+            return;
+        }
+        let mut servers = lock(&self.servers);
+        if servers.len() >= MAX_SERVERS && !servers.contains_key(&address) {
+            servers.clear();
+        }
+        let server = servers.entry(address).or_insert(KnownServer { gid, misses: 0 });
+        server.gid = gid;
+        server.misses = match is_taken {
+            Some(true) => 0,
+            Some(false) => server.misses.saturating_add(1),
+            None => server.misses,
+        };
     }
 
     /// A peer's DMB for one connection with a slot: attached now or before. `Ok(None)`: the peer must

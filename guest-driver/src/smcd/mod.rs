@@ -2,6 +2,7 @@
 //! SMC-D over a virtio-ism device: fabrics, their peers, and the buffers shared with them.
 
 pub(crate) mod attachments;
+pub(crate) mod claim;
 pub(crate) mod dmb_pair;
 mod fabric;
 pub(crate) mod peer;

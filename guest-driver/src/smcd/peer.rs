@@ -11,6 +11,7 @@ use std::time::Instant;
 
 use rustc_hash::FxHashMap;
 use smc_core::handshake::{Dmbe, Terms};
+use smc_core::wire::claim::{CLAIM_CONNECTION, CLAIM_LEN, CLAIM_WORD, Claim};
 use smc_core::wire::ids::{DmbToken, LinkId, SizeCode};
 use virtio_ism_abi::command::Op;
 use virtio_ism_abi::{Gid, Status, Token};
@@ -88,6 +89,31 @@ impl PeerBuffer {
         &self.dmb
     }
 
+    /// Takes the client's claim of the DMB, if this one is the claim.
+    fn take_claim(&self, claim: &Claim) -> bool {
+        let Some(word) = self.dmb.shared_word(CLAIM_WORD) else { return false };
+        let now = word.load(Ordering::Acquire);
+        let mut connection = [0; CLAIM_LEN];
+        if now != claim.open()
+            || !self.dmb.copy_stored(CLAIM_CONNECTION, &mut connection)
+            || !claim.is_open_in(now, &connection)
+            || self.busy.swap(true, Ordering::Acquire)
+        {
+            return false;
+        }
+        let is_taken =
+            word.compare_exchange(now, claim.taken(), Ordering::AcqRel, Ordering::Relaxed).is_ok();
+        if !is_taken {
+            self.release();
+        }
+        is_taken
+    }
+
+    /// The DMB's description in CLC.
+    pub(crate) fn dmbe(&self) -> Dmbe {
+        dmbe(self.dmb.token(), self.dmb.len())
+    }
+
     /// This side writes no more, so the peer may use the DMB for another connection.
     pub(crate) fn release(&self) {
         self.busy.store(false, Ordering::Release);
@@ -115,18 +141,19 @@ impl OwnBuffer {
 
     /// The DMB's description for the peer.
     pub(crate) fn dmbe(&self) -> Dmbe {
-        let dmb = self.dmb();
-        Dmbe {
-            token: DmbToken(dmb.token().0),
-            index: 0,
-            size: SizeCode::at_least(u64::from(dmb.len())).unwrap_or(SizeCode::MIN),
-        }
+        dmbe(self.dmb().token(), self.dmb().len())
     }
 
     /// Both sides have finished with the DMB, and the first `dirty` bytes were written.
     pub(crate) fn allow_reuse(&self, dirty: usize) {
         let _ = self.dirty.set(dirty);
     }
+}
+
+/// The description of a DMB with one element.
+fn dmbe(token: Token, len: u32) -> Dmbe {
+    let size = SizeCode::at_least(u64::from(len)).unwrap_or(SizeCode::MIN);
+    Dmbe { token: DmbToken(token.0), index: 0, size }
 }
 
 impl Drop for OwnBuffer {
@@ -138,8 +165,9 @@ impl Drop for OwnBuffer {
         // The kept copy is not the memory written by the peer.
         let Some(&dirty) = self.dirty.get().filter(|_| !dmb.is_kept()) else { return };
         // The next connection must not see a byte of this one (SEC-8), and its control block starts at
-        // zero.
+        // zero. A claim is behind the control block.
         let memory = dmb.memory();
+        let dirty = dirty.max(CLAIM_CONNECTION as usize + CLAIM_LEN);
         if memory.zero(0, dirty.min(memory.len())).is_err() {
             return;
         }
@@ -209,22 +237,39 @@ impl Peer {
     /// # Errors
     /// The device refuses to register another one, or is gone.
     pub(crate) fn take(self: &Arc<Self>, wanted: u32) -> Result<OwnBuffer, IsmError> {
+        if let Some(pooled) = self.take_pooled(wanted) {
+            return Ok(pooled);
+        }
+        let len = self.in_use.len_of_next(wanted);
+        // A wait group of its own: a signal wakes this connection and no other.
+        Ok(self.own(self.device.register(self.gid, len, next_wait_group())?))
+    }
+
+    /// A DMB of the pool, by the rules of [`Peer::take`].
+    pub(super) fn take_pooled(self: &Arc<Self>, wanted: u32) -> Option<OwnBuffer> {
         let len = self.in_use.len_of_next(wanted);
         let pooled = {
             let mut state = self.state();
             state.last_used = Instant::now();
-            let at = state.free.iter().rposition(|dmb| (len..=wanted).contains(&dmb.len()));
-            at.map(|at| state.free.swap_remove(at))
+            let at = state.free.iter().rposition(|dmb| (len..=wanted).contains(&dmb.len()))?;
+            state.free.swap_remove(at)
         };
-        let dmb = match pooled {
-            Some(dmb) => dmb,
-            // A wait group of its own: a signal wakes this connection and no other.
-            None => self.device.register(self.gid, len, next_wait_group())?,
-        };
+        Some(self.own(pooled))
+    }
+
+    fn own(self: &Arc<Self>, dmb: OwnDmb) -> OwnBuffer {
         self.live.fetch_add(1, Ordering::Relaxed);
         self.in_use.add(dmb.len());
         let in_use = self.in_use.clone();
-        Ok(OwnBuffer { dmb: Some(dmb), in_use, peer: Arc::downgrade(self), dirty: OnceBox::new() })
+        OwnBuffer { dmb: Some(dmb), in_use, peer: Arc::downgrade(self), dirty: OnceBox::new() }
+    }
+
+    /// Takes the DMB claimed by the peer as a client of a connection.
+    pub(crate) fn take_claim(&self, claim: &Claim) -> Option<Arc<PeerBuffer>> {
+        let state = self.state();
+        let named = state.attached.iter().filter(|(token, _)| claim.may_be_for(DmbToken(**token)));
+        let mut usable = named.filter(|(_, buffer)| !buffer.dmb.is_failed());
+        usable.find(|(_, buffer)| buffer.take_claim(claim)).map(|(_, buffer)| buffer.clone())
     }
 
     fn return_to_pool(&self, dmb: OwnDmb) {

@@ -14,6 +14,7 @@ use super::stream::SmcStream;
 use crate::handshake::client::ClientHandshake;
 use crate::handshake::{Broken, Outcome, Params};
 use crate::smcd::Fabrics;
+use crate::smcd::claim::ClaimWord;
 use smc_core::carrier::Role;
 
 /// A handshake with a server on a newly connected TCP stream.
@@ -28,6 +29,18 @@ pub struct ClientSide {
     awaited: bool,
     /// The stream of a handshake that failed before the server sent a CLC message.
     unanswered: Option<TcpStream>,
+}
+
+/// The claim of a buffer by a Proposal. A server that has taken the claim has its connection.
+#[derive(Clone, Debug)]
+pub struct ProposalClaim(ClaimWord);
+
+impl ProposalClaim {
+    /// Ends the claim, so that another process may decline the server's answer. `false`: the server has
+    /// taken the claim, and its answer is under way.
+    pub fn withdraw(&self) -> bool {
+        self.0.withdraw()
+    }
 }
 
 impl Outgoing {
@@ -61,6 +74,11 @@ impl Outgoing {
     /// may then continue the handshake ([`PendingDecline`](super::PendingDecline)).
     pub fn only_waits(&self) -> bool {
         self.side.handshake.only_waits()
+    }
+
+    /// The claim of the Proposal, to be withdrawn before another process continues the handshake.
+    pub fn claim(&self) -> Option<ProposalClaim> {
+        self.side.handshake.claim().map(ProposalClaim)
     }
 
     /// Waits for the end of the handshake. `deadline`: the time limit of the application's call.

@@ -2,7 +2,7 @@
 //! A peer's DMB: the path of every message.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 use virtio_ism_abi::command::{AttachReply, Op, TokenRequest, attach_flags};
 use virtio_ism_abi::signal::{Line, MAX_FUTEX_SLEEPERS, Sleepers};
@@ -105,6 +105,13 @@ impl PeerDmb {
         let Some(placed) = self.placed.as_ref().filter(|_| self.stores) else { return false };
         let is_there = || self.device.has_memory() && placed.mark.is_there();
         is_there() && placed.memory.copy_out(offset as usize, into).is_ok() && is_there()
+    }
+
+    /// The 8 bytes at an offset of the DMB, for reading and writing by both ends. `None`: deliveries are no
+    /// stores into the window, or the DMB has no such word.
+    pub fn shared_word(&self, offset: u32) -> Option<&AtomicU64> {
+        let placed = self.placed.as_ref().filter(|_| self.stores)?;
+        placed.memory.atomic_u64(offset as usize).ok()
     }
 
     /// The doorbell to wake the owner instead of a kick, if handed over by the device.

@@ -139,7 +139,7 @@ impl PendingSide for ClientSide {
         client.answer.take();
         let result = step(outgoing);
         if matches!(result, Ok(None)) && outgoing.only_waits() {
-            client.answer.is_awaited_from_now();
+            client.answer.is_awaited_from_now(outgoing.claim());
         }
         result
     }

@@ -7,6 +7,10 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+use guest_driver::interpose::ProposalClaim;
+
+use crate::sys::fork_lock::ForkMutex;
+
 /// The Proposal is not sent yet.
 const NOT_AWAITED: u32 = 0;
 /// The Proposal is sent, and the thread waits.
@@ -21,29 +25,34 @@ const PAUSE: Duration = Duration::from_millis(1);
 
 /// The progress of the answer.
 #[derive(Debug)]
-pub(crate) struct ProposalAnswer(AtomicU32);
+pub(crate) struct ProposalAnswer {
+    state: AtomicU32,
+    /// The claim of the Proposal.
+    claim: ForkMutex<Option<ProposalClaim>>,
+}
 
 impl Default for ProposalAnswer {
     /// The answer to a Proposal not sent yet.
     fn default() -> ProposalAnswer {
-        ProposalAnswer(AtomicU32::new(NOT_AWAITED))
+        ProposalAnswer { state: AtomicU32::new(NOT_AWAITED), claim: ForkMutex::new(None) }
     }
 }
 
 impl ProposalAnswer {
     fn advance(&self, from: u32, to: u32) -> bool {
-        self.0.compare_exchange(from, to, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+        self.state.compare_exchange(from, to, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
     /// The Proposal is sent, and nothing of the answer is taken.
-    pub(crate) fn is_awaited_from_now(&self) {
-        self.0.store(AWAITED, Ordering::Release);
+    pub(crate) fn is_awaited_from_now(&self, claim: Option<ProposalClaim>) {
+        *self.claim.lock() = claim;
+        self.state.store(AWAITED, Ordering::Release);
     }
 
     /// The thread of the handshake is about to take the answer. Waits while the answer is held.
     pub(crate) fn take(&self) {
         loop {
-            match self.0.load(Ordering::Acquire) {
+            match self.state.load(Ordering::Acquire) {
                 HELD => std::thread::sleep(PAUSE),
                 now if self.advance(now, TAKEN) => return,
                 _ => {}
@@ -52,9 +61,16 @@ impl ProposalAnswer {
     }
 
     /// Keeps the thread from taking the answer. `false`: the Proposal is not sent yet, or the thread
-    /// is taking the answer.
+    /// is taking the answer, or the server has a connection by the claim.
     pub(crate) fn hold(&self) -> bool {
-        self.advance(AWAITED, HELD)
+        if !self.advance(AWAITED, HELD) {
+            return false;
+        }
+        let is_declinable = self.claim.lock().as_ref().is_none_or(ProposalClaim::withdraw);
+        if !is_declinable {
+            self.release();
+        }
+        is_declinable
     }
 
     /// Undoes [`ProposalAnswer::hold`].
@@ -64,7 +80,7 @@ impl ProposalAnswer {
 
     /// Whether [`ProposalAnswer::hold`] holds the answer.
     pub(crate) fn is_held(&self) -> bool {
-        self.0.load(Ordering::Acquire) == HELD
+        self.state.load(Ordering::Acquire) == HELD
     }
 }
 
@@ -76,7 +92,7 @@ mod tests {
     fn an_answer_is_held_only_while_it_is_awaited() {
         let answer = ProposalAnswer::default();
         assert!(!answer.hold());
-        answer.is_awaited_from_now();
+        answer.is_awaited_from_now(None);
         assert!(answer.hold() && answer.is_held());
         assert!(!answer.hold());
         answer.release();
@@ -87,7 +103,7 @@ mod tests {
     #[test]
     fn a_thread_waits_for_an_answer_that_is_held() {
         let answer = ProposalAnswer::default();
-        answer.is_awaited_from_now();
+        answer.is_awaited_from_now(None);
         assert!(answer.hold());
         std::thread::scope(|scope| {
             let thread = scope.spawn(|| answer.take());
