@@ -5,6 +5,7 @@
 
 mod asleep;
 mod back;
+mod claims;
 mod confirmed;
 mod damage;
 mod deaths;
