@@ -18,13 +18,15 @@ use super::incoming::Incoming;
 use super::offers::Source;
 use super::stream::SmcStream;
 use super::{Stack, devices::Current};
-use crate::handshake::{self, Broken};
+use crate::handshake::{self, Broken, EstablishedConn, Outcome};
 use ism_sys::{lock, timespec};
 
 /// The most handshakes under way. Beyond, a new client evicts another one.
 const MAX_PENDING: usize = 1024;
 /// The most handshakes checked out by a sleeping thread. The others are registered with epoll.
 const MAX_CHECKED_OUT: usize = 8;
+/// The most connections by claims ahead of the program's calls of `accept`.
+const MAX_READY: usize = 8;
 
 /// The epoll key of the TCP listener; handshakes have smaller ones.
 const LISTENER: u64 = u64::MAX;
@@ -50,6 +52,8 @@ const TIMER: u64 = u64::MAX - 1;
 pub struct SmcListener {
     stack: Arc<Stack>,
     tcp: TcpListener,
+    /// No other process takes clients from TCP's queue.
+    is_own: bool,
     epoll: OwnedFd,
     timer: OwnedFd,
     nonblocking: AtomicBool,
@@ -69,6 +73,8 @@ struct Pending {
     next: u64,
     /// Connections to be returned next by `accept`.
     ready: VecDeque<(SmcStream, SocketAddr)>,
+    /// The last client's connection was there with its Proposal, by a claim.
+    claims: bool,
     /// The program waits by the pollable descriptor.
     polled: bool,
     /// The time for which the timer is set.
@@ -109,7 +115,7 @@ impl SmcListener {
                 break;
             }
         }
-        Self::of_tcp(stack, result?)
+        Self::of_tcp(stack, result?, true)
     }
 
     /// Takes over a listening TCP socket.
@@ -118,10 +124,12 @@ impl SmcListener {
     /// No descriptors are left.
     pub fn new(stack: &Arc<Stack>, tcp: TcpListener) -> io::Result<SmcListener> {
         stack.peer_discovery().listen(&tcp);
-        Self::of_tcp(stack, tcp)
+        // The workers of a server may share the socket. A client taken ahead of the program's call would wait
+        // for a busy worker while others are idle.
+        Self::of_tcp(stack, tcp, false)
     }
 
-    fn of_tcp(stack: &Arc<Stack>, tcp: TcpListener) -> io::Result<SmcListener> {
+    fn of_tcp(stack: &Arc<Stack>, tcp: TcpListener, is_own: bool) -> io::Result<SmcListener> {
         tcp.set_nonblocking(true)?;
         // Accepted sockets inherit this option.
         handshake::acknowledge_lazily(&tcp, true);
@@ -136,6 +144,7 @@ impl SmcListener {
         Ok(SmcListener {
             stack: stack.clone(),
             tcp,
+            is_own,
             epoll: set,
             timer,
             nonblocking: AtomicBool::new(false),
@@ -199,11 +208,14 @@ impl SmcListener {
     pub fn accept(&self) -> io::Result<(SmcStream, SocketAddr)> {
         // Whether TCP's queue may hold a client, and whether epoll has events.
         let (mut check_queue, mut has_events) = (true, false);
+        // Clients found without a wait may be several.
+        let mut has_waited = false;
         self.stack.sweep();
         let mut pending = lock(&self.pending);
         loop {
             let current = self.stack.current();
-            let taken = self.try_once(&mut pending, &current, check_queue)?;
+            let taken = self.try_once(&mut pending, &current, check_queue, !has_waited)?;
+            has_waited = true;
             if pending.ready.is_empty() && !self.nonblocking() {
                 // A client in the middle of a handshake answers soon.
                 self.spin(&mut pending, &current)?;
@@ -298,12 +310,13 @@ impl SmcListener {
     }
 
     /// Advances the handshakes not watched by epoll, if they may have news, and with `check_queue`
-    /// takes a new client from TCP's queue. `true`: there was a client.
+    /// takes a new client from TCP's queue, or `several` with claims. `true`: there was a client.
     fn try_once(
         &self,
         pending: &mut Pending,
         current: &Current,
         check_queue: bool,
+        several: bool,
     ) -> io::Result<bool> {
         // A step may remove its handshake from the list.
         for key in pending.unregistered.clone() {
@@ -312,7 +325,17 @@ impl SmcListener {
                 self.step(pending, current, key);
             }
         }
-        Ok(check_queue && pending.ready.is_empty() && self.take_client(pending, current)?)
+        let mut taken = false;
+        let most = if check_queue { pending.room(several && self.is_own) } else { 0 };
+        for _ in 0..most {
+            match self.take_client(pending, current) {
+                Ok(true) => taken = true,
+                // The next call finds the error again.
+                Err(error) if pending.ready.is_empty() => return Err(error),
+                Ok(false) | Err(_) => break,
+            }
+        }
+        Ok(taken)
     }
 
     /// Calls [`SmcListener::try_once`] for as long as spinning is worthwhile.
@@ -322,7 +345,7 @@ impl SmcListener {
         }
         let mut tried = Ok(false);
         self.stack.common().spin.until_asked(|| {
-            tried = self.try_once(pending, current, true);
+            tried = self.try_once(pending, current, true, false);
             // Without unregistered handshakes there is nothing left to spin for.
             tried.is_err() || !pending.ready.is_empty() || pending.unregistered.is_empty()
         });
@@ -444,6 +467,7 @@ impl SmcListener {
         let Some(entry) = pending.handshakes.get_mut(&key) else { return };
         // Epoll reports edges, so a registered stream has to be read until it is empty.
         let drain = entry.registered;
+        let awaited_confirm = entry.incoming.awaits_confirm();
         let result = match entry.incoming.step(current, drain) {
             None => match self.register_llc(entry, key) {
                 Ok(()) => return,
@@ -451,6 +475,8 @@ impl SmcListener {
             },
             Some(result) => result,
         };
+        let is_smcd = matches!(result, Ok(Outcome::Smc(EstablishedConn::D(_))));
+        pending.claims = is_smcd && !awaited_confirm;
         let Some(mut entry) = self.remove(pending, key) else { return };
         match entry.incoming.finish(result) {
             Ok(stream) => pending.ready.push_back((stream, entry.addr)),
@@ -502,6 +528,17 @@ fn is_out_of_descriptors(error: &io::Error) -> bool {
 }
 
 impl Pending {
+    /// The number of clients for `accept` to take from TCP's queue. A client with a claim sends its first
+    /// bytes behind Accept, and no Confirm. So `several` such clients get their Accepts at once, and
+    /// their bytes are under way while the program serves the first one. A program in `poll` is told of TCP's
+    /// queue by its descriptor, and calls again.
+    fn room(&self, several: bool) -> usize {
+        match self.claims && several && !self.polled {
+            true => MAX_READY.saturating_sub(self.ready.len()),
+            false => usize::from(self.ready.is_empty()),
+        }
+    }
+
     fn is_over_full(&self) -> bool {
         self.handshakes.len() + self.checked_out > MAX_PENDING
     }

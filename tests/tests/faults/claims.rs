@@ -5,14 +5,16 @@
 use std::io::{ErrorKind, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::num::NonZeroU16;
+use std::os::fd::AsFd;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
-use guest_driver::SmcStream;
+use guest_driver::{SmcListener, SmcStream};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use smc_core::handshake::{
-    AwaitProposal, ClientStep, Config, ConfirmStep, DeclineReason, Route, SendDecline, ServerStep,
-    Terms, start_claiming,
+    AwaitAccept, AwaitProposal, ClientStep, Config, ConfirmStep, DeclineReason, Route, SendDecline,
+    ServerStep, Terms, start_claiming,
 };
 use smc_core::time::Tick;
 use smc_core::wire::Cursor;
@@ -86,6 +88,13 @@ struct Memory {
     proposed: Claim,
 }
 
+/// A Proposal without an answer.
+struct Proposed {
+    tcp: TcpStream,
+    awaiting: AwaitAccept,
+    memory: Memory,
+}
+
 impl<'a> Client<'a> {
     fn new(stage: &'a Stage) -> Client<'a> {
         let (own, theirs, server) = thread::scope(|scope| {
@@ -104,9 +113,8 @@ impl<'a> Client<'a> {
         Client { stage, own, count: 0 }
     }
 
-    /// Whether the server takes the claim. The connection works in any case.
-    #[track_caller]
-    fn is_taken(&mut self, lie: Lie) -> bool {
+    /// Sends a Proposal with a claim to the listener.
+    fn propose(&mut self, lie: Lie) -> Proposed {
         self.own.clear().unwrap();
         self.count += 1;
         let tcp = TcpStream::connect(self.stage.pair.addr()).unwrap();
@@ -116,29 +124,45 @@ impl<'a> Client<'a> {
         lie(&mut memory, &tcp);
         let shared = self.own.memory();
         shared.copy_in(CLAIM_CONNECTION as usize, memory.claim.connection()).unwrap();
-        let word = shared.atomic_u64(CLAIM_WORD as usize).unwrap();
-        word.store(memory.word, Ordering::Release);
+        self.word().store(memory.word, Ordering::Release);
         let number = Some(memory.proposed.number());
         let begun = start_claiming(self.stage.config(), Route::default(), number, Tick(0));
         let (awaiting, proposal) = begun.unwrap();
         put(&tcp, &proposal);
+        Proposed { tcp, awaiting, memory }
+    }
+
+    fn word(&self) -> &AtomicU64 {
+        self.own.memory().atomic_u64(CLAIM_WORD as usize).unwrap()
+    }
+
+    /// Takes the server's Accept. Returns the server's DMB, and whether the server has taken the claim.
+    fn answer(&self, proposed: Proposed) -> (PeerDmb, bool) {
+        let Proposed { tcp, awaiting, memory } = proposed;
+        let message = read_message(&tcp, awaiting.reader());
+        let ClientStep::Offered(accepted) = awaiting.handle(&message, |_, _| Some(TERMS)) else {
+            panic!("declined")
+        };
+        let is_taken = self.word().load(Ordering::Acquire) == memory.proposed.taken();
+        let token = Token(accepted.peer().token.0);
+        let theirs = self.stage.device.ism.attach(token, accepted.peer().size.bytes()).unwrap();
+        if !is_taken {
+            assert_eq!(self.word().load(Ordering::Acquire), memory.word, "another's claim changes");
+            self.own.clear().unwrap();
+            let (_, confirm) = accepted.confirm(dmbe(self.own.token().0, LEN), LINK);
+            put(&tcp, &confirm);
+        }
+        (theirs, is_taken)
+    }
+
+    /// Whether the server takes the claim. The connection works in any case.
+    #[track_caller]
+    fn is_taken(&mut self, lie: Lie) -> bool {
+        let proposed = self.propose(lie);
         thread::scope(|scope| {
             let accepting = scope.spawn(|| self.stage.pair.listener.accept().unwrap().0);
-            let message = read_message(&tcp, awaiting.reader());
-            let ClientStep::Offered(accepted) = awaiting.handle(&message, |_, _| Some(TERMS))
-            else {
-                panic!("declined")
-            };
-            let is_taken = word.load(Ordering::Acquire) == memory.proposed.taken();
-            let token = Token(accepted.peer().token.0);
-            let len = accepted.peer().size.bytes();
-            let theirs = self.stage.device.ism.attach(token, len).unwrap();
-            if !is_taken {
-                assert_eq!(word.load(Ordering::Acquire), memory.word, "another's claim changes");
-                self.own.clear().unwrap();
-                let (_, confirm) = accepted.confirm(dmbe(self.own.token().0, LEN), LINK);
-                put(&tcp, &confirm);
-            }
+            let _tcp = proposed.tcp.try_clone().unwrap();
+            let (theirs, is_taken) = self.answer(proposed);
             let server = accepting.join().unwrap();
             assert!(server.is_smc(), "{}", server.info());
             send_all(&server, b"hello");
@@ -191,6 +215,63 @@ fn a_server_takes_the_claim_of_this_connection_and_no_other() {
         let honest = stage.pair.connect();
         works(&honest.0, &honest.1);
     });
+}
+
+/// Sends Proposals with claims to the listener's kernel.
+fn queued(clients: &mut [Client<'_>; 3]) -> [Proposed; 3] {
+    let proposed = clients.each_mut().map(|client| client.propose(|_, _| {}));
+    for Proposed { tcp, .. } in &proposed {
+        eventually("the server's kernel has the Proposal", || {
+            ism_sys::unacknowledged(tcp.as_fd()).unwrap() == 0
+        });
+    }
+    proposed
+}
+
+/// Whether the server has taken the claim already.
+fn has_taken(client: &Client<'_>, proposed: &Proposed) -> bool {
+    client.word().load(Ordering::Acquire) == proposed.memory.proposed.taken()
+}
+
+/// A server takes several clients at once from its own listener, and one from a listener that workers may
+/// share. In `poll`, the program decides.
+fn answers_ahead(is_shared: bool) {
+    let mut stage = Stage::new();
+    if is_shared {
+        let tcp = TcpListener::bind("127.0.0.1:0").unwrap();
+        stage.pair.listener = SmcListener::new(&stage.pair.server, tcp).unwrap();
+    }
+    let listener = &stage.pair.listener;
+    let accept_once_readable = || {
+        let mut fds = [PollFd::from_borrowed_fd(listener.pollable(), PollFlags::IN)];
+        let limit = Timespec { tv_sec: TIMEOUT.as_secs() as i64, tv_nsec: 0 };
+        assert_eq!(poll(&mut fds, Some(&limit)), Ok(1), "nothing is reported");
+        listener.accept().unwrap().0
+    };
+    let mut clients = [(); 3].map(|()| Client::new(&stage));
+    assert!(clients[0].is_taken(|_, _| {}));
+    for is_polled in [false, true] {
+        let proposed = queued(&mut clients);
+        let first = if is_polled { accept_once_readable() } else { listener.accept().unwrap().0 };
+        for (client, proposed) in clients.iter().zip(&proposed).skip(1) {
+            assert_eq!(has_taken(client, proposed), !is_polled && !is_shared);
+        }
+        // The descriptor tells of the others, also where the program has not asked for it before.
+        let servers = [first, accept_once_readable(), accept_once_readable()];
+        for ((client, proposed), server) in clients.iter().zip(proposed).zip(servers) {
+            let tcp = proposed.tcp.try_clone().unwrap();
+            assert_eq!(server.peer_addr().unwrap(), tcp.local_addr().unwrap(), "in order");
+            let (theirs, is_taken) = client.answer(proposed);
+            assert!(is_taken);
+            drop(server);
+            close(&theirs);
+        }
+    }
+}
+
+#[test]
+fn a_server_that_accepts_one_client_answers_the_others_with_claims() {
+    watched(LIMIT, || [false, true].into_iter().for_each(answers_ahead));
 }
 
 /// A server by hand, and its victim.
