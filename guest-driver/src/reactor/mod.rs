@@ -187,8 +187,10 @@ impl Session {
 /// Numbers of connections with readiness to be shown to the kernel at once.
 #[derive(Default)]
 struct Pollables {
+    /// SeqCst: counted before the interrupt; a caller takes the lead, then reads the count.
     all: AtomicUsize,
-    /// With a line that the background thread watches by the line of its slab.
+    /// With a line that the background thread watches by the line of its slab. SeqCst: counted before the
+    /// interrupt; the thread notes its sleep, then reads the count.
     marked: AtomicUsize,
 }
 

@@ -46,7 +46,8 @@ pub(crate) struct ReadinessFd {
     shown: Mutex<Shown>,
     /// The pair shows at once the end of unread bytes, and a hang-up as TCP does.
     exact: AtomicBool,
-    /// The background thread watches the line of the connection, by the line of its slab.
+    /// The background thread watches the line of the connection, by the line of its slab. SeqCst: set before
+    /// the words are read; a new ring is stored, then the mark is read.
     marked: AtomicBool,
 }
 
