@@ -61,6 +61,9 @@ fn send_nowhere(fd: c_int, flags: c_int) -> Option<SysResult> {
 /// `buf` leads to `n` writable bytes, or nowhere.
 #[inline]
 unsafe fn recv_one(fd: c_int, buf: *mut c_void, n: size_t, flags: c_int) -> Option<SysResult> {
+    if let Some(result) = discard(fd, n, flags) {
+        return Some(result);
+    }
     // SAFETY: the caller's promise.
     match unsafe { user_memory::read_buffer(buf, n) } {
         Some(room) => recv_into(fd, &mut [IoSliceMut::new(room)], flags),
@@ -86,6 +89,13 @@ unsafe fn send_one(fd: c_int, buf: *const c_void, n: size_t, flags: c_int) -> Op
 /// # Safety
 /// `iov` leads to `n` buffers, or nowhere.
 unsafe fn recv_list(fd: c_int, iov: *const iovec, n: usize, flags: c_int) -> Option<SysResult> {
+    if flags & libc::MSG_TRUNC != 0
+        // SAFETY: the caller's promise.
+        && let Ok(len) = unsafe { user_memory::length(iov, n) }
+        && let Some(result) = discard(fd, len, flags)
+    {
+        return Some(result);
+    }
     // SAFETY: the caller's promise.
     recv_checked(fd, unsafe { user_memory::read_buffers(iov, n) }, flags)
 }
@@ -128,8 +138,12 @@ fn count(n: c_int) -> usize {
     usize::try_from(n).unwrap_or(usize::MAX)
 }
 
-/// Reads and discards bytes of an SMC connection: the program need not pass a buffer.
+/// With MSG_TRUNC, reads and discards bytes of an SMC connection: there need not be memory for them.
+#[inline]
 fn discard(fd: c_int, n: usize, flags: c_int) -> Option<SysResult> {
+    if flags & libc::MSG_TRUNC == 0 || n == 0 {
+        return None;
+    }
     let descriptor = DESCRIPTORS.get(fd)?;
     match transfer::dispatch_read(&descriptor, fd, flags & libc::MSG_DONTWAIT != 0) {
         Dispatch::Smc(socket, stream) => Some(transfer::discard((socket, stream), n, flags)),
@@ -263,11 +277,6 @@ pub(super) unsafe extern "C-unwind" fn recv(
               none: *mut sockaddr, zero: *mut socklen_t) -> ssize_t)
     };
     if DESCRIPTORS.has(fd) {
-        if flags & libc::MSG_TRUNC != 0
-            && let Some(result) = restartable(|| discard(fd, n, flags))
-        {
-            return libc_result(result);
-        }
         // SAFETY: the program's buffer.
         if let Some(result) = restartable(|| unsafe { recv_one(fd, buf, n, flags) }) {
             return libc_result(result);

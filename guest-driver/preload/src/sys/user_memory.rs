@@ -152,6 +152,17 @@ pub(crate) unsafe fn write_buffers<'a>(
     Ok(Some(Cow::Borrowed(unsafe { std::slice::from_raw_parts(iov.cast(), n) })))
 }
 
+/// The sum of the lengths of a list of buffers, with memory behind them or not. Errors as for
+/// [`read_buffers`].
+///
+/// # Safety
+/// `iov` must lead to `n` descriptions, or nowhere.
+pub(crate) unsafe fn length(iov: *const libc::iovec, n: usize) -> Result<usize, Errno> {
+    // SAFETY: the caller's promise.
+    let list = unsafe { entries(iov, n) }?;
+    Ok(list.iter().fold(0, |sum: usize, entry| sum.saturating_add(entry.iov_len)))
+}
+
 /// The entries of a list; `None`: one of the buffers has no memory.
 ///
 /// # Safety
@@ -160,22 +171,32 @@ unsafe fn check_list<'a>(
     iov: *const libc::iovec,
     n: usize,
 ) -> Result<Option<&'a [libc::iovec]>, Errno> {
+    // SAFETY: the caller's promise.
+    let list = unsafe { entries(iov, n) }?;
+    let nowhere = |entry: &libc::iovec| is_nowhere(entry.iov_base, entry.iov_len);
+    Ok((!list.iter().any(nowhere)).then_some(list))
+}
+
+/// The entries of a list.
+///
+/// # Safety
+/// As for [`length`].
+unsafe fn entries<'a>(iov: *const libc::iovec, n: usize) -> Result<&'a [libc::iovec], Errno> {
     if n > libc::UIO_MAXIOV as usize {
         return Err(Errno(libc::EINVAL));
     }
     if n == 0 {
-        return Ok(Some(&[]));
+        return Ok(&[]);
     }
     if is_nowhere(iov, n) {
         return Err(Errno(libc::EFAULT));
     }
     // SAFETY: the caller's promise.
     let list = unsafe { std::slice::from_raw_parts(iov, n) };
-    if list.iter().any(|entry| entry.iov_len > isize::MAX as usize) {
-        return Err(Errno(libc::EINVAL));
+    match list.iter().any(|entry| entry.iov_len > isize::MAX as usize) {
+        true => Err(Errno(libc::EINVAL)),
+        false => Ok(list),
     }
-    let nowhere = |entry: &libc::iovec| is_nowhere(entry.iov_base, entry.iov_len);
-    Ok((!list.iter().any(nowhere)).then_some(list))
 }
 
 /// Number of the control message with the size of the queue, and of the option for this message.

@@ -169,9 +169,15 @@ fn bad(op: &str, fd: c_int, words: &mut Words<'_>) -> Option<String> {
             }
             "writev-negative" => libc::writev(fd, iov.as_ptr(), -1),
             "sendmsg-nowhere" => libc::sendmsg(fd, nowhere().cast(), 0),
-            "recv-null" => {
+            "recv-null" | "recvfrom-null" | "recvmsg-null" => {
                 let n = usize::try_from(words.number()).unwrap();
-                libc::recv(fd, none, n, names::flags("MSG_", &words.word()))
+                let flags = names::flags("MSG_", &words.word());
+                let mut iov = [libc::iovec { iov_base: none, iov_len: n }];
+                match op {
+                    "recv-null" => libc::recv(fd, none, n, flags),
+                    "recvfrom-null" => libc::recvfrom(fd, none, n, flags, none.cast(), none.cast()),
+                    _ => libc::recvmsg(fd, &mut message(&mut iov), flags),
+                }
             }
             "send-null" => libc::send(fd, none, usize::try_from(words.number()).unwrap(), 0),
             _ => return None,
