@@ -122,6 +122,10 @@ impl Fabric {
             .env("SMC_RUN_CONNECT", "*")
             .env("SMC_RUN_ACCEPT", "*")
             .env("SMC_RUN_STATUS", self.dir.join("status"));
+        if cfg!(target_feature = "crt-static") {
+            // The tests are programs of theirs.
+            load_into(&mut command, program.as_ref());
+        }
         command
     }
 

@@ -9,7 +9,10 @@
 //!     cargo test -p smc-preload --test differential -- --ignored
 //!     SMC_DIFFERENTIAL=epoll cargo test -p smc-preload --test differential -- --ignored --nocapture
 //!
-//! The second form runs the sequences whose names contain a word, and prints the result of each.
+//! The second form runs the sequences whose names contain a word, and prints the result of each. The
+//! third form runs the sequences by a static program, whose system calls the kernel dispatches:
+//!
+//!     guest-driver/preload/tests/static.sh
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]
 #![allow(clippy::undocumented_unsafe_blocks, reason = "the calls are what is tested")]
 
