@@ -279,6 +279,7 @@ thread_local! {
 }
 
 /// Makes a call for a program with this stack pointer, on another stack.
+#[cfg(any(test, target_arch = "x86_64"))]
 pub(crate) fn for_stack<R>(pointer: usize, call: impl FnOnce() -> R) -> R {
     PROGRAM_STACK.set(pointer);
     let result = call();
