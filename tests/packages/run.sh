@@ -282,7 +282,7 @@ backtraces() {
 # debugged: the daemon that runs, in a debugger: without debug symbols, and with their package.
 debugged() {
     local pid said program id user=''
-    for program in vhost-device-ism:bin/vhost-device-ism smc:bin/smc smc:lib/smc/smc smc:lib/smc/libsmc_preload.so; do
+    for program in vhost-device-ism:bin/vhost-device-ism smc:bin/smc smc:lib/smc/libsmc_preload.so; do
         id=$(readelf --notes "$place/usr/${program#*:}" | sed -n 's/^ *Build ID: *//p')
         dpkg-deb --contents "$packages/${program%:*}"-dbgsym_*.deb |
             grep "/usr/lib/debug/\.build-id/${id:0:2}/${id:2}\.debug\$" >/dev/null ||

@@ -40,9 +40,8 @@ const TOOLS: [(&str, &str); 5] = [
 /// The same for RPM packages.
 const RPM_TOOLS: [(&str, &str); 2] = [("rpmbuild", "rpm"), ("rpmlint", "rpmlint")];
 
-/// Most bytes of the stripped command, complete and with `smc run` only. A larger command is linked
-/// with an unintended library or command.
-const MAX_SMC: [(&str, u64); 2] = [("lib/smc/smc", 14 << 20), ("bin/smc", 5 << 20)];
+/// Most bytes of the stripped command. A larger command is linked with an unintended library.
+const MAX_SMC: u64 = 14 << 20;
 
 /// Options of `cargo xtask package`.
 #[derive(Debug, clap::Args)]
@@ -194,12 +193,10 @@ fn version(root: &Path) -> String {
 }
 
 /// Files to install: source, destination below a prefix, and mode.
-fn files(root: &Path, release: &Path) -> [(PathBuf, &'static str, u32); 23] {
+fn files(root: &Path, release: &Path) -> [(PathBuf, &'static str, u32); 22] {
     let packaging = root.join("packaging");
     [
-        (release.join("smc-start"), "bin/smc", 0o755),
-        // Executed by bin/smc for all commands but "smc run".
-        (release.join("smc"), "lib/smc/smc", 0o755),
+        (release.join("smc"), "bin/smc", 0o755),
         (release.join("vhost-device-ism"), "bin/vhost-device-ism", 0o755),
         // For the image of packaging/kubernetes, left out by the packages.
         (release.join("smc-device-plugin"), "libexec/smc-device-plugin", 0o755),
@@ -285,7 +282,7 @@ fn build_programs(
     }
     // With the features of the whole workspace, like other builds.
     build.args(["--workspace", "--lib", "--bin", "smc", "--bin", "vhost-device-ism"]);
-    tool::succeed(build.args(["--bin", "smc-start", "--bin", "smc-device-plugin"]))
+    tool::succeed(build.args(["--bin", "smc-device-plugin"]))
 }
 
 /// Lays out the files for installation below a prefix.
@@ -343,9 +340,8 @@ fn completions(tree: &Path, smc: impl Fn() -> Command) -> Result<(), ToolError> 
 const PRELOADED: &str = "lib/smc/";
 
 /// Files of the tree with debug information.
-pub(crate) const PROGRAMS: [&str; 6] = [
+pub(crate) const PROGRAMS: [&str; 5] = [
     "bin/smc",
-    "lib/smc/smc",
     "bin/vhost-device-ism",
     "libexec/smc-device-plugin",
     "lib/smc/libsmc_preload.so",
@@ -358,13 +354,11 @@ fn strip(tree: &Path, machine: Machine) -> Result<(), ToolError> {
     for program in PROGRAMS.map(|name| tree.join(name)).iter().filter(|program| program.exists()) {
         tool::succeed(Command::new(&strip).arg("--strip-unneeded").arg(program))?;
     }
-    for (program, most) in MAX_SMC {
-        let smc = tree.join(program);
-        let size = fs::metadata(&smc).map_err(at(&smc))?.len();
-        if size > most {
-            let what = format!("has {size} bytes, more than {most}");
-            return Err(ToolError::Answer { program: program.into(), what });
-        }
+    let smc = tree.join("bin/smc");
+    let size = fs::metadata(&smc).map_err(at(&smc))?.len();
+    if size > MAX_SMC {
+        let what = format!("has {size} bytes, more than {MAX_SMC}");
+        return Err(ToolError::Answer { program: "smc".into(), what });
     }
     Ok(())
 }

@@ -2,15 +2,17 @@
 //! The command line: parses and runs the subcommand, and shows its error.
 
 use std::ffi::OsString;
+use std::io::Write;
 use std::process::ExitCode;
 
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use smc_settings::Settings;
+use tracing_subscriber::EnvFilter;
 
 use crate::error::CliError;
-use crate::start::{self, RunCommand, VERSION};
 use crate::{
-    capture, cdi, check, conform, debug, decode, demo, devices, doctor, fabric, grant, manual,
-    perf, pipe, plan, run, settings, stat, temporary_fabric,
+    capture, cdi, check, conform, debug, decode, demo, devices, doctor, fabric, grant, help,
+    manual, output, perf, pipe, plan, run, settings, stat, temporary_fabric,
 };
 
 const LONG_ABOUT: &str = "\
@@ -32,6 +34,12 @@ An example in three terminals:
 
 SMC_LOG=debug prints the log of the library, in programs of \"smc run\" as well.
 \"smc COMMAND --help\" describes a command.";
+
+/// The version; a package has told the commit, too.
+pub(crate) const VERSION: &str = match option_env!("SMC_VERSION") {
+    Some(version) => version,
+    None => env!("CARGO_PKG_VERSION"),
+};
 
 #[derive(Debug, Parser)]
 #[command(name = "smc", version = VERSION, about = "Sockets over shared memory: SMC-D over virtio-ism",
@@ -57,7 +65,7 @@ enum Command {
     #[command(long_about = perf::LONG_ABOUT, after_long_help = perf::AFTER)]
     Perf(perf::PerfArgs),
     #[command(flatten)]
-    Start(RunCommand),
+    Start(StartCommand),
     #[command(after_long_help = decode::AFTER)]
     Decode(decode::DecodeArgs),
     /// Show which connections use SMC and why others do not, link groups, RNICs, a daemon's counters.
@@ -120,6 +128,22 @@ enum Command {
     Cgroup { task: String },
 }
 
+/// The command that starts programs, for which it must not take long.
+#[derive(Debug, Subcommand)]
+enum StartCommand {
+    /// Run a program with its TCP connections on SMC.
+    #[command(long_about = run::LONG_ABOUT, after_long_help = run::AFTER)]
+    Run(Box<run::RunArgs>),
+}
+
+/// The command line of [`StartCommand`], without all the options of the other commands.
+#[derive(Debug, Parser)]
+#[command(name = "smc", version = VERSION, subcommand_required = true)]
+struct StartCli {
+    #[command(subcommand)]
+    command: StartCommand,
+}
+
 impl Command {
     /// Whether the settings of the machine are defaults of its options.
     fn has_settings(&self) -> bool {
@@ -135,21 +159,43 @@ impl Command {
     }
 }
 
+/// Parses the command line of the process.
+fn parsed(settings: Option<&Settings>) -> Command {
+    let matches = |command: clap::Command| {
+        let command = match settings {
+            Some(settings) => settings::applied(command, settings),
+            None => command,
+        };
+        help::wrapped(command).try_get_matches().unwrap_or_else(|wrong| end(&wrong))
+    };
+    if std::env::args_os().nth(1).is_some_and(|first| first == "run") {
+        let cli = StartCli::from_arg_matches(&matches(StartCli::command()));
+        return Command::Start(cli.unwrap_or_else(|wrong| end(&wrong)).command);
+    }
+    let cli = Cli::from_arg_matches(&matches(Cli::command()));
+    cli.unwrap_or_else(|wrong| end(&wrong)).command
+}
+
 /// Runs the command of the command line.
 pub(crate) fn main() -> ExitCode {
-    if start::is_asked() {
-        return start::run();
-    }
     let settings = settings::load();
-    let Cli { command } = start::parsed(Cli::command(), settings.as_ref().ok());
+    let command = parsed(settings.as_ref().ok());
     // The daemon has a log of its own, with other defaults.
     if !matches!(command, Command::Fabric(_) | Command::Daemon { .. }) {
-        start::log();
+        let filter = ["SMC_LOG", EnvFilter::DEFAULT_ENV]
+            .into_iter()
+            .find_map(|name| EnvFilter::try_from_env(name).ok())
+            .unwrap_or_else(|| EnvFilter::new("warn"));
+        let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+        // Without internal errors: the report of an unwritable line would go to the same place, by
+        // a panic.
+        log.with_ansi(output::colours_of_errors()).log_internal_errors(false).init();
     }
     if let Err(error) = settings
         && command.has_settings()
     {
-        return start::status(Err(error));
+        error.show();
+        return ExitCode::from(error.status());
     }
     let result = match command {
         Command::Perf(args) => perf::run(&args).map(|()| ExitCode::SUCCESS),
@@ -159,7 +205,7 @@ pub(crate) fn main() -> ExitCode {
         Command::Decode(args) => {
             decode::run(args).map(|good| ExitCode::from(u8::from(!good))).map_err(CliError::from)
         }
-        Command::Start(RunCommand::Run(args)) => run::run(&args),
+        Command::Start(StartCommand::Run(args)) => run::run(&args),
         Command::Stat(args) => stat::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Capture(args) => capture::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Check(args) => check::run(&args),
@@ -184,7 +230,26 @@ pub(crate) fn main() -> ExitCode {
         Command::Idle { task } => return perf::idle(&task),
         Command::Cgroup { task } => return run::keep(&task),
     };
-    start::status(result)
+    result.unwrap_or_else(|error| {
+        // The reader of the pipe ("head", say) has closed the pipe: no failure.
+        if error.is_closed_output() {
+            return ExitCode::SUCCESS;
+        }
+        error.show();
+        ExitCode::from(error.status())
+    })
+}
+
+/// Ends the process where the command line is wrong, or help or a version was asked for.
+pub(crate) fn end(wrong: &clap::Error) -> ! {
+    let printed = wrong.print().and_then(|()| std::io::stdout().flush());
+    match printed.map_err(CliError::Output) {
+        Err(error) if !wrong.use_stderr() && !error.is_closed_output() => {
+            error.show();
+            std::process::exit(error.status().into())
+        }
+        _ => std::process::exit(wrong.exit_code()),
+    }
 }
 
 #[cfg(test)]
@@ -194,6 +259,7 @@ mod tests {
     #[test]
     fn the_command_line_is_well_formed() {
         Cli::command().debug_assert();
+        StartCli::command().debug_assert();
     }
 
     /// fish could not read its script: such a mark would end the string of the values.

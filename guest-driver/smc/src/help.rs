@@ -4,11 +4,8 @@
 //! The texts have lines as long as source code may be. A narrower terminal would break each line
 //! once more.
 
-use std::io::Write;
-
 use clap::Command;
 
-use crate::error::CliError;
 use crate::output;
 
 /// Columns of the help, where the terminal is not narrower.
@@ -41,18 +38,6 @@ fn wrapped_to(command: Command, width: usize) -> Command {
         None => command,
     };
     command.mut_subcommands(|command| wrapped_to(command, width))
-}
-
-/// Ends the process where the command line is wrong, or help or a version was asked for.
-pub(crate) fn end(wrong: &clap::Error) -> ! {
-    let printed = wrong.print().and_then(|()| std::io::stdout().flush());
-    match printed.map_err(CliError::Output) {
-        Err(error) if !wrong.use_stderr() && !error.is_closed_output() => {
-            error.show();
-            std::process::exit(error.status().into())
-        }
-        _ => std::process::exit(wrong.exit_code()),
-    }
 }
 
 /// Wraps the paragraphs of a text. An indented line starts a paragraph, unless the preceding line

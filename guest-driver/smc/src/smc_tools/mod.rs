@@ -12,7 +12,7 @@ use std::process::ExitCode;
 
 use clap::{Command, CommandFactory, FromArgMatches};
 
-use crate::{help, output};
+use crate::{cli, help, output};
 
 pub(crate) use tool::Tool;
 
@@ -40,7 +40,7 @@ pub(crate) fn run(tool: Tool) -> ExitCode {
 fn parsed<A: FromArgMatches>(command: Command, args: impl Iterator<Item = OsString>) -> A {
     let matches = help::wrapped(command).try_get_matches_from(args);
     let options = matches.and_then(|matches| A::from_arg_matches(&matches));
-    options.unwrap_or_else(|wrong| help::end(&wrong))
+    options.unwrap_or_else(|wrong| cli::end(&wrong))
 }
 
 /// The three commands, for their manual pages.

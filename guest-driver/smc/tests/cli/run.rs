@@ -3,8 +3,6 @@
 //! program with the library.
 
 use std::io::Write;
-use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 use crate::support::{Dir, run, smc, text};
@@ -155,13 +153,12 @@ fn strict_does_not_mind_that_the_device_is_in_use_now() {
 
 #[test]
 fn a_library_that_is_missing_is_said_with_the_way_to_get_it() {
-    library_is_missing(env!("CARGO_BIN_EXE_smc"));
-    library_is_missing(env!("CARGO_BIN_EXE_smc-start"));
-}
-
-fn library_is_missing(program: &str) {
     // The command alone, as left by `cargo install`.
-    let (dir, alone) = alone(program, "without-library");
+    let dir = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("smc-alone");
+    let _ = std::fs::remove_dir_all(&dir);
+    std::fs::create_dir_all(&dir).unwrap();
+    let alone = dir.join("smc");
+    std::fs::hard_link(env!("CARGO_BIN_EXE_smc"), &alone).unwrap();
     let run = |strict: &[&str], named: Option<&str>| {
         let mut command = Command::new(&alone);
         command.arg("run").args(strict).args(["echo", "it runs"]).env_remove("SMC_PRELOAD");
@@ -178,60 +175,6 @@ fn library_is_missing(program: &str) {
     assert_eq!(text(&strict.stderr).lines().count(), 1, "{strict:?}");
     let named = run(&["--strict"], Some("/none.so"));
     assert!(text(&named.stderr).contains("SMC_PRELOAD names /none.so"), "{named:?}");
-    std::fs::remove_dir_all(&dir).unwrap();
-}
-
-/// A directory of a test, with nothing but a program, as `bin/smc`.
-fn alone(program: &str, test: &str) -> (PathBuf, PathBuf) {
-    let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join(test);
-    let _ = std::fs::remove_dir_all(&dir);
-    std::fs::create_dir_all(dir.join("bin")).unwrap();
-    let alone = dir.join("bin/smc");
-    std::fs::hard_link(program, &alone).unwrap();
-    (dir, alone)
-}
-
-/// The layout of packages: `bin/smc` runs programs, `lib/smc/smc` has the other commands.
-#[test]
-fn the_small_command_executes_the_complete_one_for_the_other_commands() {
-    let start = env!("CARGO_BIN_EXE_smc-start");
-    let output = |program: &Path, name: &str, args: &[&str]| {
-        Command::new(program).arg0(name).args(args).stdin(Stdio::null()).output().unwrap()
-    };
-    let all = Path::new(env!("CARGO_BIN_EXE_smc"));
-    let (dir, installed) = alone(start, "installed");
-    std::fs::create_dir_all(dir.join("lib/smc")).unwrap();
-    std::fs::hard_link(all, dir.join("lib/smc/smc")).unwrap();
-    for (name, args) in [
-        ("smc", &["--version"][..]),
-        ("smc", &[]),
-        ("smc", &["stat", "--help"]),
-        ("smc", &["run", "--help"]),
-        ("smc", &["run", "--nonsense"]),
-        ("smc", &["nonsense"]),
-        ("smcss", &["--help"]),
-        // No command of smc-tools runs a program.
-        ("smcd", &["run", "true"]),
-    ] {
-        let expected = output(all, name, args);
-        for small in [Path::new(start), &installed] {
-            assert_eq!(output(small, name, args), expected, "{small:?} as {name} {args:?}");
-        }
-    }
-    std::fs::remove_dir_all(&dir).unwrap();
-}
-
-#[test]
-fn the_small_command_alone_says_where_the_complete_one_is_missing() {
-    let (dir, alone) = alone(env!("CARGO_BIN_EXE_smc-start"), "incomplete");
-    // A directory is no program.
-    std::fs::create_dir_all(dir.join("lib/smc/smc")).unwrap();
-    let output = Command::new(&alone).arg("stat").stdin(Stdio::null()).output().unwrap();
-    let said = text(&output.stderr);
-    assert_eq!(output.status.code(), Some(125), "{said}");
-    for place in [dir.join("bin/../lib/smc/smc"), alone] {
-        assert!(said.contains(&place.display().to_string()), "{said}");
-    }
     std::fs::remove_dir_all(&dir).unwrap();
 }
 
