@@ -157,7 +157,7 @@ cp musl/lib/ld-musl-* /lib/
 said=$(smc run --device $pool sh -c 'musl/program' 2>&1)
 [ "$said" = started ] || fail "a program for musl that sh has started: $said"
 said=$(smc run --device $pool musl/program 2>&1)
-expect "smc run" 'musl/program stays on TCP: it is linked with musl (--system-calls puts it on SMC)'
+expect "smc run" 'musl/program stays on TCP: it is linked with musl .--system-calls puts it on SMC.'
 expect "smc run" '^started$'
 
 echo "containers: all done"
