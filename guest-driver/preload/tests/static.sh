@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 # Runs the sequences of the differential suite by a static program, whose system calls the kernel dispatches
 # to the library (docs/preload.md). Arguments are those of the test.
 set -euo pipefail
