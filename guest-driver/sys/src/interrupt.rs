@@ -301,8 +301,8 @@ pub fn take_deferred() -> Deferred {
 }
 
 /// Defers, in a handler, the handler's signal, or with `None` the end of the thread. The handler has sent
-/// the signal to its thread again, and returns. The thread then has all signals blocked, and a sleep with
-/// [`listening`] has ended.
+/// the signal to its thread again, and returns. The thread then has the signal and all but libc's blocked,
+/// and a sleep with [`listening`] has ended.
 ///
 /// # Safety
 /// `context` is the handler's.
@@ -327,7 +327,7 @@ pub unsafe fn defer(signal: Option<c_int>, context: *mut libc::ucontext_t) {
                 state.signal.store(signal as u32, Ordering::Relaxed);
             }
             // SAFETY: as above.
-            unsafe { mask.write(!OF_LIBC) };
+            unsafe { mask.write(!OF_LIBC | 1 << (signal - 1)) };
         }
     }
     end_sleep(context);

@@ -40,8 +40,13 @@ const FAULTS: [c_int; 7] = [
     libc::SIGABRT,
 ];
 
-/// Signals of libc. Never blocked by the library, and so never deferred either.
+/// Signals of libc. Never blocked by the library.
 const OF_LIBC: std::ops::Range<c_int> = 32..34;
+
+/// The signal of glibc for a new user of all threads, which another thread waits for, and of musl for a
+/// cancellation. Never deferred before its handler has run. The other one is glibc's for a cancellation:
+/// the handler ends the thread, which must be out of the library.
+const AT_ONCE: c_int = 33;
 
 fn bit(signal: c_int) -> u64 {
     1 << (signal - 1)
@@ -112,7 +117,7 @@ unsafe extern "C-unwind" fn on_signal(signal: c_int, info: *mut siginfo_t, conte
 /// As the kernel calls a handler.
 #[cold]
 unsafe fn rarely(signal: c_int, info: *mut siginfo_t, context: *mut c_void, handler: usize) {
-    let is_fault = FAULTS.contains(&signal) || OF_LIBC.contains(&signal);
+    let is_fault = FAULTS.contains(&signal) || signal == AT_ONCE;
     if interrupt::is_inside() && !is_fault {
         let [handler, flags] = raw::action_of(signal).unwrap_or_default();
         let flags = flags as c_int;
@@ -148,20 +153,16 @@ unsafe fn rarely(signal: c_int, info: *mut siginfo_t, context: *mut c_void, hand
     let was_blocked = is_blocked();
     let is_inside = interrupt::is_inside();
     interrupt::outside(call);
-    if is_inside && is_blocked() && !was_blocked && OF_LIBC.contains(&signal) {
+    if is_inside && is_blocked() && !was_blocked && signal == AT_ONCE {
         // musl's handler of a cancellation has sent the signal again, and waits for EINTR.
         // SAFETY: as above.
-        unsafe {
-            interrupt::defer(Some(signal), context.cast());
-            *mask |= bit(signal);
-        }
+        unsafe { interrupt::defer(Some(signal), context.cast()) };
     }
 }
 
 /// Whether calls interrupted by a signal are restarted.
 pub(super) fn restarts(signal: c_int) -> bool {
-    let of_libc = OF_LIBC.contains(&signal);
-    !of_libc
+    signal != AT_ONCE
         && raw::action_of(signal)
             .is_some_and(|[handler, flags]| handler <= 1 || flags & libc::SA_RESTART as usize != 0)
 }

@@ -166,7 +166,6 @@ static void heap(void)
     }
 }
 
-#ifndef __GLIBC__
 static void *blocks(void *ready)
 {
     char byte;
@@ -174,7 +173,6 @@ static void *blocks(void *ready)
     recv(fd, &byte, 1, 0);
     return 0;
 }
-#endif
 
 static void threads(void)
 {
@@ -185,15 +183,12 @@ static void threads(void)
         for (int n = 0; n < 4; n++)
             CHECK(!pthread_join(some[n], 0));
     }
-#ifndef __GLIBC__
-    /* A thread of glibc that is cancelled in a call keeps a reference of the connection. */
     pthread_barrier_t ready;
     void *result;
     CHECK(!pthread_barrier_init(&ready, 0, 2) && !pthread_create(some, 0, blocks, &ready));
     pthread_barrier_wait(&ready);
     CHECK(!pthread_cancel(some[0]) && !pthread_join(some[0], &result));
     CHECK(result == PTHREAD_CANCELED && echoes("after a cancellation"));
-#endif
 }
 
 static int status_of(pid_t child)
