@@ -286,7 +286,7 @@ fn finish(
     let (fabric, peer) = (claim.fabric.clone(), claim.peer.clone());
     let (own, theirs, slot) = match claim.finish(accepted.peer()) {
         Ok(Some(parts)) => parts,
-        Ok(None) => return Err(Broken::Late(DeclineReason::Registration)),
+        Ok(None) => return Err(Broken::Late(DeclineReason::DmbInUse)),
         Err(error) => return Err(Broken::Late(device_decline_reason(&error))),
     };
     let established = accepted.without_confirm(own.dmbe(), peer.link());
@@ -327,7 +327,7 @@ pub(super) fn prepare(
     };
     let theirs = match fabric.attach(&peer, accepted.peer(), &slot) {
         Ok(Some(theirs)) => theirs,
-        Ok(None) => return Err(accepted.decline(DeclineReason::Registration)),
+        Ok(None) => return Err(accepted.decline(DeclineReason::DmbInUse)),
         Err(error) => return Err(accepted.decline(device_decline_reason(&error))),
     };
     let own = match peer.take(params.buffer) {

@@ -406,7 +406,7 @@ pub(super) fn attach(accepted: Accepted, message: &[u8]) -> AcceptOutcome {
                     conn.note_terms();
                     AcceptOutcome::Smc(Box::new(conn))
                 }
-                Ok(None) => AcceptOutcome::NotAttached(DeclineReason::Registration),
+                Ok(None) => AcceptOutcome::NotAttached(DeclineReason::DmbInUse),
                 Err(error) => AcceptOutcome::NotAttached(device_decline_reason(&error)),
             }
         }

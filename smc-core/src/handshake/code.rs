@@ -113,7 +113,8 @@ decline_codes! {
     RTokenTable = 0x0999_0001, "ERR_RTOK", "the table of remote memory keys is full";
     LinkNotReady = 0x0999_0002, "ERR_RDYLNK",
         "an RDMA queue pair could not be brought into service";
-    BufferRegistration = 0x0999_0003, "ERR_REGBUF", "a buffer could not be registered";
+    BufferRegistration = 0x0999_0003, "ERR_REGBUF",
+        "a buffer could not be registered or attached, or the peer refused its key";
     Policy = 0x0a01_0000, "POLICY", "a rule of the policy file says TCP";
     NoRule = 0x0a02_0000, "NORULE",
         "no rule (--peer, --accept) names the peer, and TCP option 254 is not in use: see smc doctor";
@@ -134,6 +135,10 @@ decline_codes! {
         "a rule of the policy file gives SMC to a share of the connections, and this is none of these";
     ByteOrder = 0x0a0d_0000, "BYTEORDER",
         "the machines of the ends have different byte orders, so the ends cannot share memory";
+    NoAnswer = 0x0a0e_0000, "NOANSWER",
+        "the device, or over RDMA the peer, left a command unanswered: is its process stopped, or \
+         the machine too busy?";
+    DmbInUse = 0x0a0f_0000, "DMBINUSE", "the peer offered a DMB that is not free";
 }
 
 impl fmt::Display for DeclineCode {
@@ -153,7 +158,7 @@ mod tests {
             assert!(!code.name().is_empty());
             assert!(code.advice().len() > 10, "{code:?}");
         }
-        assert_eq!(DeclineCode::ALL.len(), 49);
+        assert_eq!(DeclineCode::ALL.len(), 51);
     }
 
     // Shows: CLC-49.

@@ -195,7 +195,16 @@ pub enum DeclineReason {
     /// The device is about to go, or is kept free of new connections.
     #[error("the device takes on no new connections: it is drained, or about to go")]
     Drained,
-    /// A DMB could not be registered or attached for another reason.
+    /// The device is gone.
+    #[error("the device is gone")]
+    DeviceGone,
+    /// The device, or over RDMA the peer, left a command about the buffer unanswered.
+    #[error("no answer to a command about the buffer")]
+    NoAnswer,
+    /// The peer offered a DMB that an open connection uses, or an element beyond the DMB.
+    #[error("the peer offered a DMB that is not free")]
+    DmbInUse,
+    /// A buffer could not be registered or attached for another reason, or the peer refused its key.
     #[error("the buffer could not be registered")]
     Registration,
     /// Local policy: the application or the administrator said no.
@@ -260,6 +269,9 @@ impl DeclineReason {
             DeclineReason::NoDmb => DeclineCode::TooManyDmbs,
             DeclineReason::Drained => DeclineCode::Drained,
             DeclineReason::ByteOrder => DeclineCode::ByteOrder,
+            DeclineReason::DeviceGone => DeclineCode::NoSmcDevice,
+            DeclineReason::NoAnswer => DeclineCode::NoAnswer,
+            DeclineReason::DmbInUse => DeclineCode::DmbInUse,
             DeclineReason::Registration => DeclineCode::BufferRegistration,
             DeclineReason::IpSec => DeclineCode::IpSec,
             DeclineReason::OptionUnsupported => DeclineCode::OptionUnsupported,
@@ -381,6 +393,9 @@ mod tests {
             (DeclineReason::MaxLinks(3), 0x0303_000b),
             (DeclineReason::NoMemory, 0x0101_0000),
             (DeclineReason::NoDmb, 0x030d_0000),
+            (DeclineReason::DeviceGone, 0x0303_0000),
+            (DeclineReason::NoAnswer, 0x0a0e_0000),
+            (DeclineReason::DmbInUse, 0x0a0f_0000),
             (DeclineReason::Registration, 0x0999_0003),
             (DeclineReason::Policy, 0x0a01_0000),
             (DeclineReason::IpSec, 0x0302_0000),

@@ -12,6 +12,8 @@ mod words;
 
 use std::path::Path;
 
+use smc_core::handshake::DeclineCode;
+
 use text::{Document, documents, root};
 
 /// Folders of the repository with paths named in documents.
@@ -191,6 +193,19 @@ fn threads_of_the_daemon_are_in_the_table() {
     let missing: Vec<String> =
         names.into_iter().filter(|name| !page.text.contains(&format!("\n| `{name}` |"))).collect();
     fail_with(&missing, "threads that the table of docs/concurrency.md does not have");
+}
+
+#[test]
+fn reasons_of_tcp_are_in_the_table() {
+    let page = Document::read(&root().join("docs/when-it-is-tcp.md")).unwrap();
+    let named = |code: &DeclineCode| format!("`{}` 0x{:08x}", code.name(), code.value());
+    let rows = || page.text.lines().filter(|line| line.starts_with('|'));
+    let missing: Vec<String> = DeclineCode::ALL
+        .iter()
+        .map(named)
+        .filter(|name| !rows().any(|row| row.contains(name)))
+        .collect();
+    fail_with(&missing, "reasons that the table of docs/when-it-is-tcp.md does not have");
 }
 
 #[test]

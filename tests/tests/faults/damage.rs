@@ -460,19 +460,24 @@ fn an_accept_with_a_token_of_nobody_is_declined() {
         let bench = Bench::new(Fabric::Window, 3);
         let device = Device::open(&bench, 2);
         let before = Devices::of(bench.daemon());
-        let (result, mut tcp) = answered(&bench, &device, |selected| {
-            let (tcp, awaiting) = selected.accept(dmbe(0xdead, LEN));
-            let message = read_message(&tcp, awaiting.reader());
-            assert_eq!(diagnosis(&message), DeclineCode::BufferRegistration);
-            tcp
-        });
-        let client = result.unwrap();
-        assert!(!client.is_smc());
-        send_all(&client, b"then TCP");
-        let mut buf = [0; 8];
-        tcp.read_exact(&mut buf).unwrap();
-        assert_eq!(&buf, b"then TCP");
-        drop(client);
+        let of_nobody = dmbe(0xdead, LEN);
+        for (element, code) in [
+            (of_nobody, DeclineCode::BufferRegistration),
+            (Dmbe { index: 1, ..of_nobody }, DeclineCode::DmbInUse),
+        ] {
+            let (result, mut tcp) = answered(&bench, &device, |selected| {
+                let (tcp, awaiting) = selected.accept(element);
+                let message = read_message(&tcp, awaiting.reader());
+                assert_eq!(diagnosis(&message), code);
+                tcp
+            });
+            let client = result.unwrap();
+            assert!(!client.is_smc());
+            send_all(&client, b"then TCP");
+            let mut buf = [0; 8];
+            tcp.read_exact(&mut buf).unwrap();
+            assert_eq!(&buf, b"then TCP");
+        }
         nothing_is_left(&bench, before);
     });
 }

@@ -134,7 +134,7 @@ impl Connecting {
                         return Ok(None);
                     }
                     None => {
-                        let decline = accepted.decline(DeclineReason::Registration);
+                        let decline = accepted.decline(pending.refusal());
                         return send_decline(tcp, decline).map(Some);
                     }
                 },

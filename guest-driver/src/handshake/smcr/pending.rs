@@ -18,7 +18,7 @@ use crate::smcr::alternates::alternates;
 use crate::smcr::buffers::Rmb;
 use crate::smcr::conn::SmcrConn;
 use crate::smcr::endpoint::{Endpoint, Target};
-use crate::smcr::group::{Group, JoinError};
+use crate::smcr::group::{Group, JoinError, Status};
 use crate::smcr::groups::LinkGroups;
 use crate::smcr::link::Link;
 use crate::smcr::shared::link_end;
@@ -64,9 +64,17 @@ impl PendingConn {
         Ok(pending)
     }
 
-    /// Whether the peer has confirmed the RMB; `None`: the peer has refused it.
+    /// Whether the peer has confirmed the RMB; `None`: the peer has refused it, or the group is over.
     pub(super) fn is_confirmed(&self) -> Option<bool> {
         self.group.is_confirmed(self.rmb.as_ref()?)
+    }
+
+    /// The reason for an RMB that the peer will not confirm.
+    pub(super) fn refusal(&self) -> DeclineReason {
+        match self.group.status() {
+            Status::Over => DeclineReason::NoActiveLink,
+            Status::Forming | Status::Usable => DeclineReason::Registration,
+        }
     }
 
     /// The next message announces the RMB to the peer. The RMB was zeroed before (RMB-10).

@@ -158,8 +158,10 @@ impl Accepting {
                     _ if !late && pending.group.status() == Status::Over => {
                         self.stage = Stage::Group(selection);
                     }
-                    _ => {
-                        let decline = selection.decline(DeclineReason::Registration);
+                    confirmed => {
+                        let in_time = || pending.refusal();
+                        let reason = confirmed.map_or_else(in_time, |_| DeclineReason::NoAnswer);
+                        let decline = selection.decline(reason);
                         return send_decline(tcp, decline).map(Some);
                     }
                 },
