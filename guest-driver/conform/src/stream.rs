@@ -95,8 +95,9 @@ impl Stream {
     /// Executes a step once: `bytes` is the number of bytes to write, or `fill` the whole ring;
     /// `flags` and `state` stay set; `read` is the number of bytes to take, 0 for everything sent;
     /// `producer` and `consumer` are errors added to the reported cursors, `wrap` an error added to
-    /// the reported wrap. Over a link, `token` is an error added to the alert token, and `number` the
-    /// distance from the number of the preceding message, for a message that takes no number.
+    /// the reported wrap. Over a link, `token` is an error added to the alert token, `key` one added to
+    /// the key of the target's element, and `number` the distance from the number of the preceding
+    /// message, for a message that takes no number.
     ///
     /// # Errors
     /// The failure of the step.
@@ -122,6 +123,7 @@ impl Stream {
         let faults = Faults {
             cursors: ["producer", "consumer", "wrap"].map(|name| number(name).unwrap_or(0)),
             token: number("token").unwrap_or(0),
+            key: number("key").unwrap_or(0),
             number: number("number"),
         };
         let is_told = !step.contains_key("read") || len > 0;

@@ -96,6 +96,8 @@ pub(super) struct Faults {
     pub(super) cursors: [i64; 3],
     /// Added to the alert token.
     pub(super) token: i64,
+    /// Added to the key of the target's element.
+    pub(super) key: i64,
     /// Distance from the preceding number, for a message without an own number.
     pub(super) number: Option<i64>,
 }

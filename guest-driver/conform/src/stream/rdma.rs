@@ -214,6 +214,7 @@ impl Carrier for Rmbs {
     ) -> Result<(), String> {
         let mut pair = self.pair.borrow_mut();
         let Element { rkey, address, token, .. } = self.theirs;
+        let rkey = rkey.wrapping_add(faults.key as u32);
         for (at, bytes) in pieces {
             pair.queue_pair.write((rkey, address.wrapping_add(u64::from(*at))), bytes)?;
         }

@@ -28,6 +28,7 @@ const PORT_ACTIVE: u32 = 9;
 const PORT_ERROR: u32 = 10;
 const RETRIES_EXCEEDED: u32 = 12;
 const FLUSHED: u32 = 5;
+const REMOTE_ACCESS: u32 = 10;
 const RECEIVED: u32 = 0x80;
 
 /// An RNIC of the double, with one port.
@@ -274,6 +275,13 @@ impl World {
                 (request.remote >= *address).then_some((request.remote, room as usize))
             }),
         };
+        let peer = pair.peer;
+        if ready && !is_send && to.is_none() {
+            // A key or a place that the peer never gave ends both queue pairs.
+            self.fail(number, REMOTE_ACCESS);
+            self.fail(peer, FLUSHED);
+            return false;
+        }
         let Some((to, room)) = to.filter(|_| ready) else { return false };
         let (from, len) = match &request.payload {
             Payload::Inline(bytes) => (bytes.as_ptr().expose_provenance() as u64, bytes.len()),
@@ -292,7 +300,7 @@ impl World {
                 len,
             );
         }
-        let (peer, send_cq) = (pair.peer, pair.send_cq);
+        let send_cq = pair.send_cq;
         let (recv_cq, receive) = match self.pairs.get_mut(&peer) {
             Some(peer) if is_send => (peer.recv_cq, peer.receives.pop_front()),
             _ => (0, None),
