@@ -227,6 +227,9 @@ pub enum SuiteError {
     /// A listener cannot be made.
     #[error("cannot listen: {0}")]
     Listen(#[from] std::io::Error),
+    /// There is no connection with the target, so nothing is known about the target.
+    #[error("{0}")]
+    NoConnection(String),
     /// The target does not answer the first message as an implementation of SMC does.
     #[error("the target does not speak SMC, and nothing more was sent to it: {0}")]
     NotSmc(String),
@@ -493,6 +496,9 @@ impl Run<'_> {
                 // The target speaks SMC, though with errors: the cases show the errors.
                 _ if fact == "smc" && answers_clc(&played.passed, role) => facts.add(fact),
                 // The first one shows whether there is SMC at all.
+                _ if fact == "smc" && played.passed.is_empty() => {
+                    return Err(SuiteError::NoConnection(played.says));
+                }
                 _ if fact == "smc" => return Err(SuiteError::NotSmc(played.says)),
                 _ => {}
             }

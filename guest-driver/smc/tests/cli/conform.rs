@@ -114,6 +114,12 @@ fn a_server_without_smc_is_sent_one_message_and_nothing_more() {
     let said = text(&output.stderr);
     assert!(said.contains("does not speak SMC"), "{said}");
     assert_eq!(server.join().unwrap(), (0, true));
+    // The server is gone.
+    let output = run(&["conform", "--level", "clc", &address]);
+    assert_eq!(output.status.code(), Some(2));
+    let said = text(&output.stderr);
+    assert!(said.contains("cannot connect to"), "{said}");
+    assert!(!said.contains("does not speak SMC"), "{said}");
     let output = run(&["conform", "--compare", "/dev/null", "/dev/null"]);
     assert_eq!(output.status.code(), Some(2));
     assert!(text(&output.stderr).contains("no report of smc conform"), "{}", text(&output.stderr));
