@@ -237,7 +237,8 @@ fn as_text(plan: &Plan) -> String {
             size(bytes_per_second as u64),
             format!("{round_trips_per_second:.0}"),
             line.lifetime.map_or("-".into(), |seconds| format!("{seconds:.1} s")),
-            format!("{:.1} %", 100.0 * line.saved),
+            // The sum turns the -0.0 of a small loss into 0.0.
+            format!("{:.1} %", (1000.0 * line.saved).round() / 10.0 + 0.0),
             verdict.into(),
         ];
         row(&mut lines, &client, cells);

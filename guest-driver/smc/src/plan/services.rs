@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fs;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use guest_driver::go_program::Door;
@@ -70,9 +71,13 @@ impl ServiceTable {
     pub(super) fn of(wanted: &HashSet<u32>) -> ServiceTable {
         let mut services = ServiceTable::default();
         for pid in pids() {
-            let Ok(links) = fs::read_dir(format!("/proc/{pid}/fd")) else {
-                services.hidden += 1;
-                continue;
+            let links = match fs::read_dir(format!("/proc/{pid}/fd")) {
+                Ok(links) => links,
+                Err(error) => {
+                    // Other errors mean that the process has ended.
+                    services.hidden += usize::from(error.kind() == ErrorKind::PermissionDenied);
+                    continue;
+                }
             };
             let inodes = links.flatten().filter_map(|link| proc_files::socket_inode(link.path()));
             let own: Vec<u32> = inodes

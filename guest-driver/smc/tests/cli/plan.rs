@@ -105,5 +105,6 @@ fn a_plan_names_the_obstacles_of_a_service() {
     assert_eq!(found["possible"], false, "{found:#}");
     let said = text(&run(&["plan", "--seconds", "1"]).stdout);
     assert!(said.contains("the limit of descriptors is 40: SMC needs 256"), "{said}");
+    assert!(!said.contains("-0.0 %"), "{said}");
     assert!(said.lines().any(|line| line.contains(&format!(":{port}")) && line.contains("TCP")));
 }
