@@ -28,10 +28,6 @@ pub const CDC_TYPE: u8 = 0xfe;
 pub const CDC_LEN: usize = 44;
 /// Bytes of an SMC-D control block; the ring follows (CDC-46).
 pub const CONTROL_BLOCK_LEN: usize = 32;
-/// Offset of the producer word in a control block, bytes.
-pub const PRODUCER_WORD_OFFSET: usize = 8;
-/// Offset of the consumer word in a control block, bytes.
-pub const CONSUMER_WORD_OFFSET: usize = 16;
 
 bitflags::bitflags! {
     /// The producer's flags about its writes (RFC 7609 A.4). State, not events: each message

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Messages, cut, stretched, altered or made up.
+//! Messages of SMC-D and SMC-R, cut, stretched, altered or made up.
 
 use proptest::prelude::*;
 use smc_core::handshake::{
@@ -8,9 +8,10 @@ use smc_core::handshake::{
 };
 use smc_core::wire::ids::{Features, Release};
 
+use crate::smcr_damage;
 use crate::support::*;
 
-/// The three messages of one handshake, and the state waiting for each.
+/// The three messages of one handshake of SMC-D, and the state waiting for each.
 struct Scene {
     proposal: Vec<u8>,
     client: AwaitAccept,
@@ -32,11 +33,22 @@ fn scene(first_contact: bool) -> Scene {
 
 /// How a step ended, over all three messages.
 #[derive(Debug, PartialEq)]
-enum End {
+pub(crate) enum End {
     GoesOn,
     Declined,
-    PeerDeclined,
     Fail(HandshakeError),
+}
+
+/// The three messages of a handshake, each with its receiving step.
+pub(crate) type Steps<'a> = [(&'a Vec<u8>, Box<dyn Fn(&[u8]) -> End + 'a>); 3];
+
+/// Every message of SMC-D and SMC-R, at first and subsequent contacts, with its receiving step.
+fn each(test: impl Fn(&[u8], &dyn Fn(&[u8]) -> End)) {
+    let (d, r) = ([true, false].map(scene), smcr_damage::scenes());
+    let all = d.iter().flat_map(Scene::steps).chain(r.iter().flat_map(smcr_damage::Scene::steps));
+    for (message, step) in all {
+        test(message, &*step);
+    }
 }
 
 impl Scene {
@@ -50,8 +62,7 @@ impl Scene {
                 }
                 End::GoesOn
             }
-            ServerStep::Decline(_) => End::Declined,
-            ServerStep::PeerDeclined(_) => End::PeerDeclined,
+            ServerStep::Decline(_) | ServerStep::PeerDeclined(_) => End::Declined,
             ServerStep::Fail(error) => End::Fail(error),
         }
     }
@@ -69,8 +80,7 @@ impl Scene {
                 End::GoesOn
             }
             ClientStep::OfferedR(_) => panic!("SMC-R was not offered"),
-            ClientStep::Decline(_) => End::Declined,
-            ClientStep::PeerDeclined(_) => End::PeerDeclined,
+            ClientStep::Decline(_) | ClientStep::PeerDeclined(_) => End::Declined,
             ClientStep::Fail(error) => End::Fail(error),
         }
     }
@@ -82,15 +92,12 @@ impl Scene {
                 assert_eq!(established.own, server_dmbe());
                 End::GoesOn
             }
-            ConfirmStep::Decline(_) => End::Declined,
-            ConfirmStep::PeerDeclined(_) => End::PeerDeclined,
+            ConfirmStep::Decline(_) | ConfirmStep::PeerDeclined(_) => End::Declined,
             ConfirmStep::Fail(error) => End::Fail(error),
         }
     }
 
-    /// Each message with its receiving step.
-    #[expect(clippy::type_complexity, reason = "a table of two columns")]
-    fn steps(&self) -> [(&Vec<u8>, Box<dyn Fn(&[u8]) -> End + '_>); 3] {
+    fn steps(&self) -> Steps<'_> {
         [
             (&self.proposal, Box::new(|bytes| self.proposal_ends(bytes))),
             (&self.accept, Box::new(|bytes| self.accept_ends(bytes))),
@@ -99,60 +106,43 @@ impl Scene {
     }
 }
 
-fn breaks(end: End, what: impl std::fmt::Debug) {
+pub(crate) fn breaks(end: End, what: impl std::fmt::Debug) {
     assert!(matches!(end, End::Fail(_)), "{what:?}: {end:?}");
 }
 
 #[test]
 fn undamaged_messages_go_on() {
-    for first_contact in [true, false] {
-        let scene = scene(first_contact);
-        for (message, step) in scene.steps() {
-            assert_eq!(step(message), End::GoesOn);
-        }
-    }
+    each(|message, step| assert_eq!(step(message), End::GoesOn));
 }
 
 // Shows: CLC-54, ERR-9, SEC-9.
 #[test]
 fn truncated_messages_break_the_connection() {
-    for first_contact in [true, false] {
-        let scene = scene(first_contact);
-        for (message, step) in scene.steps() {
-            for cut in 0..message.len() {
-                breaks(step(&message[..cut]), cut);
-            }
-        }
-    }
+    each(|message, step| (0..message.len()).for_each(|cut| breaks(step(&message[..cut]), cut)));
 }
 
 // Shows: CLC-5.
 #[test]
 fn shortened_messages_with_a_fitting_length_and_trailer_break_the_connection() {
-    for first_contact in [true, false] {
-        let scene = scene(first_contact);
-        for (message, step) in scene.steps() {
-            let trailer = message[message.len() - 4..].to_vec();
-            for end in 8..message.len() - 4 {
-                let mut short = message[..end].to_vec();
-                short.extend(&trailer);
-                patch_length(&mut short);
-                breaks(step(&short), end);
-            }
+    each(|message, step| {
+        let (body, trailer) = message.split_at(message.len() - 4);
+        for end in 8..body.len() {
+            let mut short = [&body[..end], trailer].concat();
+            patch_length(&mut short);
+            breaks(step(&short), end);
         }
-    }
+    });
 }
 
 #[test]
 fn messages_with_bytes_behind_them_break_the_connection() {
-    let scene = scene(true);
-    for (message, step) in scene.steps() {
+    each(|message, step| {
         for extra in [1, 4, 100] {
-            let mut long = message.clone();
+            let mut long = message.to_vec();
             long.resize(message.len() + extra, 0);
             breaks(step(&long), extra);
         }
-    }
+    });
 }
 
 // Shows: CLC-5.
@@ -183,32 +173,34 @@ fn stretched_messages_with_a_fitting_length_and_trailer_break_the_connection() {
 // Shows: CLC-5.
 #[test]
 fn every_other_length_breaks_the_connection() {
-    let scene = scene(true);
-    for (message, step) in scene.steps() {
-        for length in 0..=u16::MAX {
-            if usize::from(length) != message.len() {
-                let mut wrong = message.clone();
-                wrong[5..7].copy_from_slice(&length.to_be_bytes());
-                breaks(step(&wrong), length);
-            }
+    each(|message, step| {
+        for length in (0..=u16::MAX).filter(|length| usize::from(*length) != message.len()) {
+            let mut wrong = message.to_vec();
+            wrong[5..7].copy_from_slice(&length.to_be_bytes());
+            breaks(step(&wrong), length);
         }
-    }
+    });
 }
 
+/// Every byte of every message with every bit flipped, and set to either extreme: nothing panics,
+/// and the assertions of the steps hold for accepted messages.
 // Shows: CLC-2, CLC-3.
 #[test]
-fn flipped_bits_of_eye_catchers_and_type_break_the_connection() {
-    let scene = scene(true);
-    for (message, step) in scene.steps() {
+fn every_changed_byte_ends_in_order() {
+    each(|message, step| {
         let end = message.len();
-        for at in (0..5).chain(end - 4..end) {
-            for bit in 0..8 {
-                let mut wrong = message.clone();
-                wrong[at] ^= 1 << bit;
-                breaks(step(&wrong), (at, bit));
+        for at in 0..end {
+            let values = (0..8).map(|bit| message[at] ^ 1 << bit).chain([0, 0xff]);
+            for value in values.filter(|value| *value != message[at]) {
+                let mut wrong = message.to_vec();
+                wrong[at] = value;
+                let ended = step(&wrong);
+                if at < 7 || at >= end - 4 {
+                    breaks(ended, (at, value));
+                }
             }
         }
-    }
+    });
 }
 
 /// Count and offset fields of the Proposal. Most damage makes a protocol error; some leads to an
@@ -231,22 +223,6 @@ fn wrong_counts_and_offsets_of_a_proposal_never_lead_on() {
             if wrong[at..at + 2] != offset.to_be_bytes() {
                 wrong[at..at + 2].copy_from_slice(&offset.to_be_bytes());
                 assert_ne!(scene.proposal_ends(&wrong), End::GoesOn, "{offset} at {at}");
-            }
-        }
-    }
-}
-
-#[test]
-fn any_single_flipped_bit_ends_in_order() {
-    for first_contact in [true, false] {
-        let scene = scene(first_contact);
-        for (message, step) in scene.steps() {
-            for at in 0..message.len() {
-                for bit in 0..8 {
-                    let mut wrong = message.clone();
-                    wrong[at] ^= 1 << bit;
-                    step(&wrong);
-                }
             }
         }
     }
@@ -323,10 +299,7 @@ proptest! {
     // Shows: CLC-54, SEC-9.
     #[test]
     fn noise_never_leads_on(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
-        let scene = scene(true);
-        for (_, step) in scene.steps() {
-            prop_assert!(matches!(step(&bytes), End::Fail(_)));
-        }
+        each(|_, step| breaks(step(&bytes), &bytes));
     }
 
     #[test]
@@ -343,19 +316,17 @@ proptest! {
     // Shows: SEC-9.
     #[test]
     fn altered_bytes_never_lead_elsewhere(
-        first_contact: bool,
         changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6),
     ) {
-        let scene = scene(first_contact);
-        for (message, step) in scene.steps() {
-            let mut altered = message.clone();
+        each(|message, step| {
+            let mut altered = message.to_vec();
             for (at, value) in &changes {
                 let at = at.index(altered.len());
                 altered[at] = *value;
             }
             // The step itself asserts the rules for accepted messages.
             step(&altered);
-        }
+        });
     }
 
     #[test]
@@ -363,11 +334,7 @@ proptest! {
         bytes in prop::collection::vec(any::<u8>(), 0..100),
         counts in prop::collection::vec(0..200_usize, 0..20),
     ) {
-        for awaited in [
-            Awaited::Proposal,
-            Awaited::Accept,
-            Awaited::Confirm,
-        ] {
+        for awaited in [Awaited::Proposal, Awaited::Accept, Awaited::Confirm] {
             let mut reader = ClcReader::new(awaited);
             let mut stream = bytes.iter().cycle();
             for &count in &counts {

@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Messages of SMC-R, cut, stretched, altered or made up.
+//! The messages of SMC-R for the tests of `damage.rs`, and damage of fields that only SMC-R has.
 
 use proptest::prelude::*;
 use smc_core::handshake::{
-    AwaitAccept, AwaitConfirmR, ClientStep, ConfirmStepR, HandshakeError, KnownLink, ServerStep,
-    TermsR,
+    AwaitAccept, AwaitConfirmR, ClientStep, ConfirmStepR, KnownLink, ServerStep, TermsR,
 };
 use smc_core::wire::clc::Version;
 use smc_core::wire::ids::Release;
 
+use crate::damage::{End, Steps, breaks};
 use crate::smcr_support::*;
 use crate::support::*;
 
 /// The three messages of one handshake, and the state waiting for each.
-struct Scene {
+pub(crate) struct Scene {
     pair: Pair,
     proposal: Vec<u8>,
     client: AwaitAccept,
@@ -35,7 +35,7 @@ fn scene(mut pair: Pair, release: Release, first_contact: bool) -> Scene {
 }
 
 /// Both versions, releases and families, first and subsequent contact.
-fn scenes() -> Vec<Scene> {
+pub(crate) fn scenes() -> Vec<Scene> {
     let mut scenes = Vec::new();
     for first in [true, false] {
         scenes.push(scene(Pair::new(Version::V1), Release::V2_1, first));
@@ -45,14 +45,6 @@ fn scenes() -> Vec<Scene> {
         scenes.push(scene(Pair::v6(Version::V2), Release::V2_1, first));
     }
     scenes
-}
-
-/// How a step ended, over all three messages.
-#[derive(Debug, PartialEq)]
-enum End {
-    GoesOn,
-    Declined,
-    Fail(HandshakeError),
 }
 
 impl Scene {
@@ -114,82 +106,12 @@ impl Scene {
         }
     }
 
-    /// Each message with its receiving step.
-    #[expect(clippy::type_complexity, reason = "a table of two columns")]
-    fn steps(&self) -> [(&Vec<u8>, Box<dyn Fn(&[u8]) -> End + '_>); 3] {
+    pub(crate) fn steps(&self) -> Steps<'_> {
         [
             (&self.proposal, Box::new(|bytes| self.proposal_ends(bytes))),
             (&self.accept, Box::new(|bytes| self.accept_ends(bytes))),
             (&self.confirm, Box::new(|bytes| self.confirm_ends(bytes))),
         ]
-    }
-}
-
-fn breaks(end: End, what: impl std::fmt::Debug) {
-    assert!(matches!(end, End::Fail(_)), "{what:?}: {end:?}");
-}
-
-#[test]
-fn undamaged_messages_go_on() {
-    for scene in scenes() {
-        for (message, step) in scene.steps() {
-            assert_eq!(step(message), End::GoesOn);
-        }
-    }
-}
-
-// Shows: CLC-54, ERR-9, SEC-9.
-#[test]
-fn truncated_messages_break_the_connection() {
-    for scene in scenes() {
-        for (message, step) in scene.steps() {
-            let trailer = message[message.len() - 4..].to_vec();
-            for cut in 0..message.len() {
-                breaks(step(&message[..cut]), cut);
-                if (8..message.len() - 4).contains(&cut) {
-                    let mut short = message[..cut].to_vec();
-                    short.extend(&trailer);
-                    patch_length(&mut short);
-                    breaks(step(&short), cut);
-                }
-            }
-        }
-    }
-}
-
-// Shows: CLC-5.
-#[test]
-fn every_other_length_breaks_the_connection() {
-    for scene in scenes() {
-        for (message, step) in scene.steps() {
-            for length in (0..=u16::MAX).filter(|length| usize::from(*length) != message.len()) {
-                let mut wrong = message.clone();
-                wrong[5..7].copy_from_slice(&length.to_be_bytes());
-                breaks(step(&wrong), length);
-            }
-        }
-    }
-}
-
-/// Every byte of every message with every bit flipped, and set to either extreme: nothing panics,
-/// and the assertions of the steps hold for accepted messages.
-#[test]
-fn every_changed_byte_ends_in_order() {
-    for scene in scenes() {
-        for (message, step) in scene.steps() {
-            let end = message.len();
-            for at in 0..end {
-                let values = (0..8).map(|bit| message[at] ^ 1 << bit).chain([0, 0xff]);
-                for value in values.filter(|value| *value != message[at]) {
-                    let mut wrong = message.clone();
-                    wrong[at] = value;
-                    let ended = step(&wrong);
-                    if at < 7 || at >= end - 4 {
-                        breaks(ended, (at, value));
-                    }
-                }
-            }
-        }
     }
 }
 
@@ -279,24 +201,6 @@ proptest! {
             // Version 1 has no field that an Accept must repeat, so noise can be an Accept.
             let end = scene.accept_ends(&bytes);
             prop_assert!(version == Version::V1 || end != End::GoesOn);
-        }
-    }
-
-    // Shows: SEC-9.
-    #[test]
-    fn altered_bytes_never_lead_elsewhere(
-        which in 0..10_usize,
-        changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6),
-    ) {
-        let scene = scenes().swap_remove(which);
-        for (message, step) in scene.steps() {
-            let mut altered = message.clone();
-            for (at, value) in &changes {
-                let at = at.index(altered.len());
-                altered[at] = *value;
-            }
-            // The step itself asserts the rules for accepted messages.
-            step(&altered);
         }
     }
 }
