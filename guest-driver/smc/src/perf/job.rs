@@ -62,41 +62,24 @@ pub(super) enum TransportKind {
 
 impl TransportKind {
     /// Every transport, in the order of tables.
-    pub(super) const ALL: [TransportKind; 11] = [
-        TransportKind::Smc,
-        TransportKind::Window,
-        TransportKind::Bound,
-        TransportKind::Move,
-        TransportKind::Tcp,
-        TransportKind::Veth,
-        TransportKind::Sockmap,
-        TransportKind::FastOpen,
-        TransportKind::Vsock,
-        TransportKind::Unix,
-        TransportKind::Ring,
-    ];
+    pub(super) const ALL: [TransportKind; 11] = {
+        use TransportKind::{
+            Bound, FastOpen, Move, Ring, Smc, Sockmap, Tcp, Unix, Veth, Vsock, Window,
+        };
+        [Smc, Window, Bound, Move, Tcp, Veth, Sockmap, FastOpen, Vsock, Unix, Ring]
+    };
 
     /// Transports between processes of one machine.
-    pub(super) const LOCAL: [TransportKind; 9] = [
-        TransportKind::Window,
-        TransportKind::Bound,
-        TransportKind::Move,
-        TransportKind::Tcp,
-        TransportKind::Veth,
-        TransportKind::Sockmap,
-        TransportKind::FastOpen,
-        TransportKind::Unix,
-        TransportKind::Ring,
-    ];
+    pub(super) const LOCAL: [TransportKind; 9] = {
+        use TransportKind::{Bound, FastOpen, Move, Ring, Sockmap, Tcp, Unix, Veth, Window};
+        [Window, Bound, Move, Tcp, Veth, Sockmap, FastOpen, Unix, Ring]
+    };
 
     /// Transports between machines.
-    pub(super) const BETWEEN: [TransportKind; 5] = [
-        TransportKind::Smc,
-        TransportKind::Window,
-        TransportKind::Move,
-        TransportKind::Tcp,
-        TransportKind::Vsock,
-    ];
+    pub(super) const BETWEEN: [TransportKind; 5] = {
+        use TransportKind::{Move, Smc, Tcp, Vsock, Window};
+        [Smc, Window, Move, Tcp, Vsock]
+    };
 
     /// Transports measured only if asked for, by name.
     pub(super) const PEERS: [(&str, TransportKind); 3] = [

@@ -318,14 +318,13 @@ pub(super) fn table(header: &[&str]) -> Table {
 }
 
 /// A table without empty columns.
-fn table_of(header: &[&str], rows: Vec<Vec<Cell>>) -> Table {
+fn table_of(header: &[impl AsRef<str>], rows: Vec<Vec<Cell>>) -> Table {
     let is_empty = |cell: Option<&Cell>| cell.is_none_or(|cell| cell.content() == "-");
     let is_shown = |column: usize| !rows.iter().all(|row| is_empty(row.get(column)));
     let shown: Vec<bool> = (0..header.len()).map(is_shown).collect();
     let is_shown = |column: &usize| shown.get(*column).is_some_and(|shown| *shown);
-    let titles: Vec<&str> =
-        header.iter().enumerate().filter(|(at, _)| is_shown(at)).map(|(_, title)| *title).collect();
-    let mut table = table(&titles);
+    let titles = header.iter().enumerate().filter(|(at, _)| is_shown(at));
+    let mut table = table(&titles.map(|(_, title)| title.as_ref()).collect::<Vec<_>>());
     for row in rows {
         let row = row.into_iter().enumerate().filter(|(at, _)| is_shown(at));
         table.add_row(row.map(|(_, cell)| cell));
@@ -374,23 +373,16 @@ pub(super) fn print_tables(
     output::print(&text)
 }
 
+/// Titles of columns: the measure, its unit, the transports in two lines each, and the ratios.
+fn header_of(first: &str, transports: &[TransportKind], ratios: &[&str]) -> Vec<String> {
+    let titles = transports.iter().map(|transport| transport.title().replacen(' ', "\n", 1));
+    let ratios = ratios.iter().map(|title| (*title).to_owned());
+    [first.to_owned(), "unit".to_owned()].into_iter().chain(titles).chain(ratios).collect()
+}
+
 fn render(all: &[Results]) -> String {
-    let header = [
-        "",
-        "unit",
-        "SMC-D\nwindow",
-        "SMC-D\nbound",
-        "SMC-D\nmove",
-        "TCP",
-        "TCP\nby veth",
-        "TCP by\nsockmap",
-        "TCP\nFast Open",
-        "Unix\nsocket",
-        "raw\nmemory",
-        "window\nagainst bound",
-        "window\nagainst TCP",
-        "move\nagainst TCP",
-    ];
+    let against = ["window\nagainst bound", "window\nagainst TCP", "move\nagainst TCP"];
+    let header = header_of("", &TransportKind::LOCAL, &against);
     let mut rows = Vec::new();
     let p99s: Vec<_> = all.iter().map(Results::with_p99).collect();
     for results in all.iter().zip(&p99s).flat_map(|(one, p99)| [Some(one), p99.as_ref()]).flatten()
@@ -419,26 +411,14 @@ fn scattered(ratios: &[f64]) -> Cell {
 
 fn render_processor_times(all: &[Results]) -> String {
     use TransportKind::{Move, Ring, Tcp, Window};
-    let header = [
-        "processor time of\nboth ends and daemon",
-        "unit",
-        "SMC-D\nwindow",
-        "SMC-D\nbound",
-        "SMC-D\nmove",
-        "TCP",
-        "TCP\nby veth",
-        "TCP by\nsockmap",
-        "TCP\nFast Open",
-        "Unix\nsocket",
-        "TCP's over\nwindow's",
-        "TCP's over\nmove's",
-    ];
+    let shown: Vec<_> = TransportKind::LOCAL.into_iter().filter(|kind| *kind != Ring).collect();
+    let over = ["TCP's over\nwindow's", "TCP's over\nmove's"];
+    let header = header_of("processor time of\nboth ends and daemon", &shown, &over);
     let mut rows = Vec::new();
     for results in all {
         let (unit, _) = results.experiment.unit.processor_time(results.experiment.size);
         let mut row = vec![Cell::new(&results.experiment.title), Cell::new(unit)];
-        let shown = TransportKind::LOCAL.into_iter().filter(|transport| *transport != Ring);
-        row.extend(shown.map(|transport| number(results.processor_time(transport))));
+        row.extend(shown.iter().map(|transport| number(results.processor_time(*transport))));
         row.push(times(results.processor_ratio(Window, Tcp)));
         row.push(times(results.processor_ratio(Move, Tcp)));
         rows.push(row);

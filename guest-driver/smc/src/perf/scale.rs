@@ -280,90 +280,78 @@ impl Scale {
 
     /// The curves, with earlier results beside the curves of SMC-D.
     pub(super) fn panels(&self, before: Option<&Scale>) -> Vec<Panel> {
+        type Shown<'a> = (&'a str, TransportKind, fn(&Point) -> Option<f64>);
         let (smc, tcp) = (TransportKind::Window, TransportKind::Tcp);
-        let curve = |name: &str, transport, measure: &str, of: fn(&Point) -> Option<f64>| {
-            (self.curve(name, transport, measure, of), transport, measure.to_owned(), of)
-        };
-        type Shown = (Curve, TransportKind, String, fn(&Point) -> Option<f64>);
-        let panel = |title: &str, unit: &str, x: &str, shown: Vec<Shown>| {
-            let earlier = before.into_iter().flat_map(|before| {
-                let ours = shown.iter().filter(|(_, transport, ..)| *transport == smc);
-                ours.map(|(_, _, measure, of)| {
-                    before.curve("before", TransportKind::Vsock, measure, *of)
-                })
+        let panel = |title: &str, unit: &str, x: &str, shown: &[Shown<'_>]| {
+            let ours = shown.iter().filter(|(_, transport, _)| *transport == smc);
+            let earlier = before.iter().flat_map(|before| {
+                let of_smc = ours.clone();
+                of_smc.map(|(_, _, of)| before.curve("before", TransportKind::Vsock, x, *of))
             });
-            let earlier: Vec<_> = earlier.filter(|curve| !curve.points.is_empty()).collect();
-            let curves = shown.into_iter().map(|(curve, ..)| curve).chain(earlier).collect();
+            let earlier = earlier.filter(|curve| !curve.points.is_empty());
+            let now =
+                shown.iter().map(|(name, transport, of)| self.curve(name, *transport, x, *of));
+            let curves = now.chain(earlier).collect();
             Panel { title: title.into(), unit: unit.into(), x: x.into(), curves }
         };
-        let n = "connections";
-        let d = "devices";
+        let (n, d) = ("connections", "devices");
         vec![
             panel(
                 "echo of 4 KiB on all of them",
                 "echoes/s, more is better",
                 n,
-                vec![
-                    curve("SMC-D", smc, n, |p| p.echoes_smc),
-                    curve("TCP", tcp, n, |p| p.echoes_tcp),
-                ],
+                &[("SMC-D", smc, |p| p.echoes_smc), ("TCP", tcp, |p| p.echoes_tcp)],
             ),
             panel(
                 "processor time of an echo",
                 "us, less is better",
                 n,
-                vec![curve("SMC-D", smc, n, |p| p.cpu_smc), curve("TCP", tcp, n, |p| p.cpu_tcp)],
+                &[("SMC-D", smc, |p| p.cpu_smc), ("TCP", tcp, |p| p.cpu_tcp)],
             ),
             panel(
                 "round trip on one, others idle",
                 "us, less is better",
                 n,
-                vec![curve("SMC-D", smc, n, |p| p.wake_smc), curve("TCP", tcp, n, |p| p.wake_tcp)],
+                &[("SMC-D", smc, |p| p.wake_smc), ("TCP", tcp, |p| p.wake_tcp)],
             ),
             panel(
                 "processor time of that",
                 "us, less is better",
                 n,
-                vec![
-                    curve("SMC-D", smc, n, |p| p.wake_cpu_smc),
-                    curve("TCP", tcp, n, |p| p.wake_cpu_tcp),
-                ],
+                &[("SMC-D", smc, |p| p.wake_cpu_smc), ("TCP", tcp, |p| p.wake_cpu_tcp)],
             ),
             panel(
                 "set-up of a connection",
                 "us, less is better",
                 n,
-                vec![
-                    curve("SMC-D", smc, n, |p| p.setup_smc),
-                    curve("TCP", tcp, n, |p| p.setup_tcp),
-                ],
+                &[("SMC-D", smc, |p| p.setup_smc), ("TCP", tcp, |p| p.setup_tcp)],
             ),
             panel(
                 "memory of a connection",
                 "bytes, less is better",
                 n,
-                vec![
-                    curve("client", TransportKind::Window, n, |p| p.memory_client),
-                    curve("server", TransportKind::Move, n, |p| p.memory_server),
-                    curve("daemon", TransportKind::Ring, n, |p| p.memory_daemon),
+                &[
+                    ("client", smc, |p| p.memory_client),
+                    ("server", TransportKind::Move, |p| p.memory_server),
+                    ("daemon", TransportKind::Ring, |p| p.memory_daemon),
                 ],
             ),
             panel(
                 "round trip beside idle devices",
                 "us, less is better",
                 d,
-                vec![
-                    curve("time", smc, d, |p| p.wake_smc),
-                    curve("processor time", TransportKind::Move, d, |p| p.wake_cpu_smc),
+                &[
+                    ("time", smc, |p| p.wake_smc),
+                    ("processor time", TransportKind::Move, |p| p.wake_cpu_smc),
                 ],
             ),
             panel(
                 "a device in the daemon",
                 "less is better",
                 d,
-                vec![
-                    curve("opened in us", smc, d, |p| p.setup_smc),
-                    curve("bytes", TransportKind::Ring, d, |p| p.memory_device),
+                &[
+                    ("opened in us", smc, |p| p.setup_smc),
+                    ("bytes", TransportKind::Ring, |p| p.memory_device),
                 ],
             ),
         ]
