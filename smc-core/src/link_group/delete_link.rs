@@ -12,18 +12,28 @@ use crate::wire::llc::{DeleteLink, DeleteReason, Message};
 impl LinkGroup {
     pub(super) fn on_delete_link(
         &mut self,
-        key: LinkKey,
+        over: LinkKey,
         message: DeleteLink,
         now: Tick,
     ) -> Result<(), Anomaly> {
-        match (message.all, message.reply) {
-            (true, _) => {
-                self.on_delete_all(message, now);
-                Ok(())
+        if message.all {
+            self.on_delete_all(message, now);
+            return Ok(());
+        }
+        match self.by_number(message.link_number) {
+            Some(key) if message.reply => self.on_delete_reply(key, now),
+            Some(key) if self.is_server() => self.on_delete_request(key, message, now),
+            Some(key) => self.on_server_delete(over, key, message, now),
+            None if message.reply => Err(Anomaly::UnexpectedReply("Delete Link")),
+            None => {
+                // ERR-39, ERR-40.
+                let reason = DeleteReason::UNKNOWN_LINK;
+                if self.state_of(over).carries() {
+                    let reply = DeleteLink { reply: true, reason, ..message };
+                    self.post(over, Message::DeleteLink(reply));
+                }
+                Err(Anomaly::UnknownLink(message.link_number))
             }
-            (false, true) => self.on_delete_reply(key, message, now),
-            (false, false) if self.is_server() => self.on_delete_request(key, message, now),
-            (false, false) => self.on_server_delete(key, message, now),
         }
     }
 
@@ -83,14 +93,10 @@ impl LinkGroup {
     /// LLC-65, LLC-69, LLC-73).
     fn on_delete_request(
         &mut self,
-        over: LinkKey,
+        key: LinkKey,
         message: DeleteLink,
         now: Tick,
     ) -> Result<(), Anomaly> {
-        let Some(key) = self.by_number(message.link_number) else {
-            self.post_unknown_link(over, message);
-            return Err(Anomaly::UnknownLink(message.link_number));
-        };
         let delete_request = DeleteRequest { reason: message.reason, orderly: message.orderly };
         let cause = Cause::PeerDeleted(message.reason);
         match self.state_of(key) {
@@ -124,13 +130,10 @@ impl LinkGroup {
     fn on_server_delete(
         &mut self,
         over: LinkKey,
+        key: LinkKey,
         message: DeleteLink,
         now: Tick,
     ) -> Result<(), Anomaly> {
-        let Some(key) = self.by_number(message.link_number) else {
-            self.post_unknown_link(over, message);
-            return Err(Anomaly::UnknownLink(message.link_number));
-        };
         let reply = Message::DeleteLink(DeleteLink { reply: true, ..message });
         // On the link of the request (LLC-5), unless that link is dead.
         let over = match self.state_of(over).carries() {
@@ -172,24 +175,8 @@ impl LinkGroup {
         }
     }
 
-    /// The answer to a Delete Link for an unknown link (ERR-39, ERR-40).
-    fn post_unknown_link(&mut self, over: LinkKey, message: DeleteLink) {
-        let reply = DeleteLink { reply: true, reason: DeleteReason::UNKNOWN_LINK, ..message };
-        if self.state_of(over).carries() {
-            self.post(over, Message::DeleteLink(reply));
-        }
-    }
-
     /// The answer to the own Delete Link for one link.
-    fn on_delete_reply(
-        &mut self,
-        _over: LinkKey,
-        message: DeleteLink,
-        now: Tick,
-    ) -> Result<(), Anomaly> {
-        let Some(key) = self.by_number(message.link_number) else {
-            return Err(Anomaly::UnexpectedReply("Delete Link"));
-        };
+    fn on_delete_reply(&mut self, key: LinkKey, now: Tick) -> Result<(), Anomaly> {
         if self.is_server() {
             match self.link_exchange {
                 Some(LinkExchange::Delete { link, .. }) if link == key => {}
