@@ -213,13 +213,20 @@ pub fn forbidden_call() -> Option<&'static str> {
     first_behind(OPTIONAL.len(), fatal)
 }
 
-/// Number of filters of this process, if they end the process for no call.
+/// Number of tried filters of this process, if they end the process for no call. A filter of
+/// [`withhold_io_uring`](crate::withhold_io_uring) needs no trial.
 pub fn harmless_filters() -> u32 {
     match FATAL.load(Ordering::Acquire) {
         UNKNOWN if find() != 0 => 0,
-        UNKNOWN | 0 => filters().try_into().unwrap_or(0),
+        UNKNOWN | 0 => TRIED_WITH.load(Ordering::Relaxed).try_into().unwrap_or(0),
         _ => 0,
     }
+}
+
+/// Counts a new filter of this process that ends the process for no call. The other filters are known.
+pub(crate) fn note_harmless() {
+    let one_more = |known: i64| (known >= 0).then_some(known + 1);
+    let _ = TRIED_WITH.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more);
 }
 
 fn find() -> u64 {

@@ -3,7 +3,7 @@
 
 use std::io;
 
-use super::filters::is_fatal;
+use super::filters::{is_fatal, note_harmless};
 
 /// Makes the kernel answer `io_uring_setup` with ENOSYS, like a kernel without io_uring: in this process
 /// and in all its children, for good. Does nothing if the call is withheld already.
@@ -41,7 +41,10 @@ pub fn withhold_io_uring() -> io::Result<()> {
     let flags = libc::SECCOMP_FILTER_FLAG_SPEC_ALLOW;
     // SAFETY: the program and its statements are valid until the call returns.
     match unsafe { libc::syscall(libc::SYS_seccomp, mode, flags, &raw const program) } {
-        0 => Ok(()),
+        0 => {
+            note_harmless();
+            Ok(())
+        }
         _ => match io::Error::last_os_error() {
             error if error.raw_os_error() == Some(libc::EACCES) => {
                 Err(io::ErrorKind::PermissionDenied.into())
