@@ -26,6 +26,9 @@ use super::layout::{ENTRY_SIZE, GROUPS, MAGIC, SIZE, WAYS, entry, group};
 /// How long an entry counts. A user of a server with short connections may later want a long one.
 pub(super) const LASTING: Duration = Duration::from_secs(600);
 
+/// Entries read by one call. The number of all entries is a multiple.
+const PART: usize = 8 * WAYS;
+
 /// The words of an entry.
 pub(super) type Words = [u64; ENTRY_SIZE / 8];
 
@@ -64,10 +67,10 @@ impl TrafficFile {
     /// The file cannot be made, or is not a private file of this user.
     pub(super) fn load(&self) -> io::Result<Vec<(usize, Words)>> {
         let file = self.open(OpenOptions::new().create(true))?;
-        let mut bytes = vec![0; SIZE];
+        let mut magic = [0; 8];
         let is_known = file.metadata()?.len() == SIZE as u64
-            && file.read_exact_at(&mut bytes, 0).is_ok()
-            && bytes.first_chunk() == Some(&MAGIC.to_ne_bytes());
+            && file.read_exact_at(&mut magic, 0).is_ok()
+            && magic == MAGIC.to_ne_bytes();
         if !is_known {
             check_file_size(SIZE as u64)?;
             file.set_len(0)?;
@@ -76,8 +79,15 @@ impl TrafficFile {
             return Ok(Vec::new());
         }
         let now = now();
-        let entries = bytes.chunks_exact(ENTRY_SIZE).skip(1).enumerate();
-        Ok(entries.filter_map(|(at, bytes)| Some((at, lasting(at, bytes, now)?))).collect())
+        let mut found = Vec::new();
+        // In parts: fresh memory for the whole file would take longer than the calls.
+        let mut part = [0; PART * ENTRY_SIZE];
+        for first in (0..GROUPS * WAYS).step_by(PART) {
+            file.read_exact_at(&mut part, ((1 + first) * ENTRY_SIZE) as u64)?;
+            let entries = (first..).zip(part.chunks_exact(ENTRY_SIZE));
+            found.extend(entries.filter_map(|(at, bytes)| Some((at, lasting(at, bytes, now)?))));
+        }
+        Ok(found)
     }
 
     /// Writes an entry, unless a write has failed before. The program may have become another user's, or
