@@ -8,6 +8,7 @@ use std::process::ExitCode;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use smc_settings::Settings;
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::LevelFilter;
 
 use crate::error::CliError;
 use crate::{
@@ -161,19 +162,47 @@ impl Command {
 
 /// Parses the command line of the process.
 fn parsed(settings: Option<&Settings>) -> Command {
-    let matches = |command: clap::Command| {
-        let command = match settings {
-            Some(settings) => settings::applied(command, settings),
-            None => command,
-        };
-        help::wrapped(command).try_get_matches().unwrap_or_else(|wrong| end(&wrong))
-    };
-    if std::env::args_os().nth(1).is_some_and(|first| first == "run") {
-        let cli = StartCli::from_arg_matches(&matches(StartCli::command()));
-        return Command::Start(cli.unwrap_or_else(|wrong| end(&wrong)).command);
+    let variables = std::env::vars_os().map(|(name, _)| name);
+    if let Some(program) = program_without_options(std::env::args_os(), variables, settings) {
+        return Command::Start(StartCommand::Run(Box::new(run::RunArgs::by_default(program))));
     }
-    let cli = Cli::from_arg_matches(&matches(Cli::command()));
-    cli.unwrap_or_else(|wrong| end(&wrong)).command
+    let command = |build: fn() -> clap::Command| match settings {
+        Some(settings) => settings::applied(build(), settings),
+        None => build(),
+    };
+    // Only help and errors show the texts, so only these pay for the wrapping.
+    let matches = |build: fn() -> clap::Command| {
+        let parsed = command(build).try_get_matches();
+        parsed.or_else(|_| help::wrapped(command(build)).try_get_matches())
+    };
+    let is_start = std::env::args_os().nth(1).is_some_and(|first| first == "run");
+    let parsed = match is_start {
+        true => matches(StartCli::command)
+            .and_then(|matches| StartCli::from_arg_matches(&matches))
+            .map(|cli| Command::Start(cli.command)),
+        false => matches(Cli::command)
+            .and_then(|matches| Cli::from_arg_matches(&matches))
+            .map(|cli| cli.command),
+    };
+    parsed.unwrap_or_else(|wrong| end(&wrong))
+}
+
+/// The program and its arguments, for a command line `smc run PROGRAM` without options, and without
+/// settings or variables of options: a parser is a third of the work of `smc run` in this process. All
+/// variables of options have names with the same beginning.
+fn program_without_options(
+    mut line: impl Iterator<Item = OsString>,
+    mut variables: impl Iterator<Item = OsString>,
+    settings: Option<&Settings>,
+) -> Option<Vec<OsString>> {
+    let is_option = |word: &OsString| word.is_empty() || word.as_encoded_bytes().starts_with(b"-");
+    let is_variable = |name: &OsString| name.as_encoded_bytes().starts_with(b"SMC_");
+    let runs = line.nth(1).is_some_and(|first| first == "run");
+    let program: Vec<_> = if runs { line.collect() } else { Vec::new() };
+    let is_plain = program.first().is_some_and(|first| !is_option(first))
+        && settings.is_some_and(|settings| *settings == Settings::default())
+        && !variables.any(|name| is_variable(&name));
+    is_plain.then_some(program)
 }
 
 /// Runs the command of the command line.
@@ -182,14 +211,7 @@ pub(crate) fn main() -> ExitCode {
     let command = parsed(settings.as_ref().ok());
     // The daemon has a log of its own, with other defaults.
     if !matches!(command, Command::Fabric(_) | Command::Daemon { .. }) {
-        let filter = ["SMC_LOG", EnvFilter::DEFAULT_ENV]
-            .into_iter()
-            .find_map(|name| EnvFilter::try_from_env(name).ok())
-            .unwrap_or_else(|| EnvFilter::new("warn"));
-        let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-        // Without internal errors: the report of an unwritable line would go to the same place, by
-        // a panic.
-        log.with_ansi(output::colours_of_errors()).log_internal_errors(false).init();
+        begin_log(matches!(command, Command::Start(_)));
     }
     if let Err(error) = settings
         && command.has_settings()
@@ -240,6 +262,21 @@ pub(crate) fn main() -> ExitCode {
     })
 }
 
+/// Begins the log of a command on standard error. `is_start`: the command starts a program, and has
+/// no log unless a variable asks for a log: it gives no warnings, and the log's memory takes long.
+fn begin_log(is_start: bool) {
+    let log = tracing_subscriber::fmt().with_writer(std::io::stderr);
+    // Without internal errors: the report of an unwritable line would go to the same place, by a
+    // panic.
+    let log = || log.with_ansi(output::colours_of_errors()).log_internal_errors(false);
+    let mut filters = ["SMC_LOG", EnvFilter::DEFAULT_ENV].into_iter();
+    match filters.find_map(|name| EnvFilter::try_from_env(name).ok()) {
+        Some(filter) => log().with_env_filter(filter).init(),
+        None if is_start => {}
+        None => log().with_max_level(LevelFilter::WARN).init(),
+    }
+}
+
 /// Ends the process where the command line is wrong, or help or a version was asked for.
 pub(crate) fn end(wrong: &clap::Error) -> ! {
     let printed = wrong.print().and_then(|()| std::io::stdout().flush());
@@ -254,12 +291,56 @@ pub(crate) fn end(wrong: &clap::Error) -> ! {
 
 #[cfg(test)]
 mod tests {
+    use std::ffi::OsStr;
+
     use super::*;
 
     #[test]
     fn the_command_line_is_well_formed() {
         Cli::command().debug_assert();
         StartCli::command().debug_assert();
+    }
+
+    #[test]
+    fn a_program_without_options_is_run_as_if_its_line_had_been_parsed() {
+        let settings = Settings::default();
+        let none = std::iter::empty::<OsString>;
+        for line in [
+            &["true"][..],
+            &["echo", "--peer", "a", "-h"],
+            &["help", "--", "-x", ""],
+            &["./run", "run", "--strict"],
+        ] {
+            let line = ["smc", "run"].iter().chain(line);
+            let matches = StartCli::command().try_get_matches_from(line.clone()).unwrap();
+            let parsed = StartCli::from_arg_matches(&matches).unwrap().command;
+            let line = line.map(OsString::from);
+            let program = program_without_options(line, none(), Some(&settings)).unwrap();
+            let known = StartCommand::Run(Box::new(run::RunArgs::by_default(program)));
+            assert_eq!(format!("{known:?}"), format!("{parsed:?}"));
+        }
+        let changed = Settings { spin_us: Some(7), ..Settings::default() };
+        for (line, settings) in [
+            (&["run", "true"][..], None),
+            (&["run", "true"], Some(&changed)),
+            (&["run", "--strict", "true"], Some(&settings)),
+            (&["run", "-h"], Some(&settings)),
+            (&["run", ""], Some(&settings)),
+            (&["run"], Some(&settings)),
+            (&["stat", "true"], Some(&settings)),
+            (&[], Some(&settings)),
+        ] {
+            let words = ["smc"].iter().chain(line).map(OsString::from);
+            assert_eq!(program_without_options(words, none(), settings), None, "{line:?}");
+        }
+        let command = StartCli::command();
+        let run = command.find_subcommand("run").unwrap();
+        for variable in run.get_arguments().filter_map(clap::Arg::get_env) {
+            let line = ["smc", "run", "true"].map(OsString::from).into_iter();
+            let variables = [OsStr::new("HOME"), variable].map(OsStr::to_owned).into_iter();
+            let found = program_without_options(line, variables, Some(&settings));
+            assert_eq!(found, None, "{variable:?}");
+        }
     }
 
     /// fish could not read its script: such a mark would end the string of the values.

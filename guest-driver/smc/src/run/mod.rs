@@ -176,6 +176,31 @@ pub(crate) struct RunArgs {
     command: Vec<OsString>,
 }
 
+impl RunArgs {
+    /// The arguments of a command line without options.
+    pub(crate) fn by_default(command: Vec<OsString>) -> RunArgs {
+        RunArgs {
+            stack: kernel::StackArg::User,
+            device: Vec::new(),
+            eids: Vec::new(),
+            rendezvous: RendezvousArg::Auto,
+            policy: None,
+            peer: Vec::new(),
+            accept: Vec::new(),
+            always: Vec::new(),
+            port: Vec::new(),
+            buffer: 256 << 10,
+            spin_us: 50,
+            outlive_device: true,
+            stay_on_tcp: false,
+            go: false,
+            status: None,
+            strict: false,
+            command,
+        }
+    }
+}
+
 /// The library for programs. The error names the searched places.
 pub(crate) fn find_library() -> Result<PathBuf, String> {
     library::find().map_err(|missing| missing.to_string())
