@@ -26,10 +26,12 @@ pub(super) enum Failure {
     /// The peer's process has ended without a word, or TCP was reset after the peer's last byte. Either
     /// is an end of data.
     Ended,
+    /// Calls fail with `TimedOut`.
+    TimedOut,
 }
 
 bitflags! {
-    /// The flags of the word. At most one of the first three is set.
+    /// The flags of the word. At most one of the flags of [`Bits::FAILURE`] is set.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     struct Bits: u32 {
         /// [`Failure::Reset`].
@@ -54,7 +56,12 @@ bitflags! {
         const LEFT_RING = 1 << 9;
         /// The peer's bytes come over TCP.
         const READS_TCP = 1 << 10;
-        const FAILURE = Self::RESET.bits() | Self::ABORTED.bits() | Self::ENDED.bits();
+        /// [`Failure::TimedOut`].
+        const TIMED_OUT = 1 << 11;
+        const FAILURE = Self::RESET.bits()
+            | Self::ABORTED.bits()
+            | Self::ENDED.bits()
+            | Self::TIMED_OUT.bits();
     }
 }
 
@@ -67,6 +74,7 @@ impl From<Failure> for Bits {
             Failure::Reset => Bits::RESET,
             Failure::Aborted => Bits::ABORTED,
             Failure::Ended => Bits::ENDED,
+            Failure::TimedOut => Bits::TIMED_OUT,
         }
     }
 }
@@ -109,6 +117,8 @@ impl EndWord {
             Some(Failure::Reset)
         } else if failure.contains(Bits::ABORTED) {
             Some(Failure::Aborted)
+        } else if failure.contains(Bits::TIMED_OUT) {
+            Some(Failure::TimedOut)
         } else {
             Some(Failure::Ended)
         }
@@ -233,10 +243,11 @@ mod tests {
         ReadTcp,
     }
 
-    const EVENTS: [Event; 11] = [
+    const EVENTS: [Event; 12] = [
         Event::Fail(Failure::Reset),
         Event::Fail(Failure::Aborted),
         Event::Fail(Failure::Ended),
+        Event::Fail(Failure::TimedOut),
         Event::Report,
         Event::Purge,
         Event::EndOfPeer,
@@ -263,7 +274,8 @@ mod tests {
 
     /// Every state: each failure with each choice of the eight flags.
     fn states() -> Vec<Seen> {
-        let failures = [None, Some(Failure::Reset), Some(Failure::Aborted), Some(Failure::Ended)];
+        use Failure::{Aborted, Ended, Reset, TimedOut};
+        let failures = [None, Some(Reset), Some(Aborted), Some(Ended), Some(TimedOut)];
         let flags = (0..256u32).map(|flags| move |at: u32| flags & (1 << at) != 0);
         flags
             .flat_map(|flag| {
@@ -339,7 +351,7 @@ mod tests {
 
     #[test]
     fn every_event_in_every_state_adds_what_it_says_and_takes_nothing_away() {
-        assert_eq!(states().len(), 1024);
+        assert_eq!(states().len(), 1280);
         for state in states() {
             for event in EVENTS {
                 let word = word_in(state);

@@ -43,6 +43,7 @@ impl ConnectionHandler for Conn {
         self.check_blocked_writer();
         self.answer_flags();
         self.shared.check_keepalive();
+        self.check_user_timeout();
         // While the descriptor shows readable and writable, the line is not armed, which spares the
         // peer a kick per message. A half close or the end must show all the same.
         self.sync_readiness();

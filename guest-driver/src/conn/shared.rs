@@ -106,12 +106,13 @@ impl Shared {
     /// Fails if the connection has ended abnormally.
     ///
     /// # Errors
-    /// `ConnectionReset` or `ConnectionAborted` (SOCK-20).
+    /// `ConnectionReset` or `ConnectionAborted` (SOCK-20); `TimedOut` after TCP_USER_TIMEOUT.
     pub(super) fn check(&self) -> io::Result<()> {
         match self.end.failure() {
             None | Some(Failure::Ended) => Ok(()),
             Some(Failure::Reset) => Err(io::ErrorKind::ConnectionReset.into()),
             Some(Failure::Aborted) => Err(io::ErrorKind::ConnectionAborted.into()),
+            Some(Failure::TimedOut) => Err(io::ErrorKind::TimedOut.into()),
         }
     }
 

@@ -524,6 +524,14 @@ impl SmcStream {
         }
     }
 
+    /// Bounds the time without a read of the peer while a write finds no room, as TCP_USER_TIMEOUT does,
+    /// in milliseconds; 0: no bound. Later the connection fails with `TimedOut`. Does nothing for TCP.
+    pub fn set_user_timeout(&self, milliseconds: u32) {
+        if let Some(conn) = self.conn() {
+            conn.set_user_timeout(milliseconds);
+        }
+    }
+
     /// Bounds bytes written by the program before the peer reads, as SO_SNDBUF does. `bytes` is the
     /// option's value on the socket: twice the value set by the program. Does nothing for TCP.
     pub fn set_send_buffer(&self, bytes: usize) {

@@ -5,7 +5,7 @@ use std::ffi::c_int;
 use std::net::{Shutdown, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::selection::inherited_options::{send_buffer, unsent_limit};
+use crate::selection::inherited_options::{send_buffer, unsent_limit, user_timeout};
 use crate::selection::options::{self, OptionKind};
 use crate::selection::resolve::resolve;
 use crate::selection::{Selected, Wait, inherited_options};
@@ -203,6 +203,11 @@ pub(crate) fn follow_option(fd: c_int, socket: &StreamSocket, level: c_int, name
         && let (Some(stream), Some(bytes)) = (socket.smc(), unsent_limit(fd))
     {
         stream.set_unsent_limit(bytes);
+    }
+    if (level, name) == (libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT)
+        && let (Some(stream), Some(milliseconds)) = (socket.smc(), user_timeout(fd))
+    {
+        stream.set_user_timeout(milliseconds);
     }
     if (level, name) == (libc::IPPROTO_TCP, libc::TCP_NODELAY)
         && let Some(stream) = socket.smc().filter(|stream| stream.remembers_nodelay())

@@ -16,6 +16,8 @@ static OTHERS: AtomicBool = AtomicBool::new(false);
 static QUICKACK: AtomicBool = AtomicBool::new(false);
 /// Whether the program has set TCP_NOTSENT_LOWAT of any socket.
 static NOTSENT_LOWAT: AtomicBool = AtomicBool::new(false);
+/// Whether the program has set TCP_USER_TIMEOUT of any socket.
+static USER_TIMEOUT: AtomicBool = AtomicBool::new(false);
 /// Whether the program has set TCP_SAVE_SYN of any socket.
 static SAVE_SYN: AtomicBool = AtomicBool::new(false);
 
@@ -30,11 +32,14 @@ const SOCK_RCVBUF_LOCK: c_int = 2;
 /// Stores that the program sets an option of a socket. The library's own sockets are Unix sockets.
 /// `is_on`: whether the value switches the option on.
 pub(crate) fn note(fd: c_int, level: c_int, name: c_int, is_on: impl Fn() -> bool) {
-    options::note(level, name, is_on);
+    options::note(level, name, &is_on);
     match name {
         libc::TCP_QUICKACK if level == libc::IPPROTO_TCP => QUICKACK.store(true, Ordering::Relaxed),
         libc::TCP_NOTSENT_LOWAT if level == libc::IPPROTO_TCP => {
             NOTSENT_LOWAT.store(true, Ordering::Relaxed);
+        }
+        libc::TCP_USER_TIMEOUT if level == libc::IPPROTO_TCP && is_on() => {
+            USER_TIMEOUT.store(true, Ordering::Relaxed);
         }
         libc::TCP_SAVE_SYN if level == libc::IPPROTO_TCP => SAVE_SYN.store(true, Ordering::Relaxed),
         _ if level != libc::SOL_SOCKET => {}
@@ -63,6 +68,7 @@ pub(crate) fn note_foreign(fd: c_int) {
         options::note_any();
         OTHERS.store(true, Ordering::Relaxed);
         NOTSENT_LOWAT.store(true, Ordering::Relaxed);
+        USER_TIMEOUT.store(true, Ordering::Relaxed);
     }
 }
 
@@ -92,6 +98,15 @@ pub(crate) fn unsent_limit(fd: c_int) -> Option<usize> {
     }
     let bytes = raw::socket_option(fd, libc::IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT).ok()?;
     usize::try_from(bytes as u32).ok()
+}
+
+/// TCP_USER_TIMEOUT of a socket in milliseconds, if the program has set the option on any.
+pub(crate) fn user_timeout(fd: c_int) -> Option<u32> {
+    if !USER_TIMEOUT.load(Ordering::Relaxed) {
+        return None;
+    }
+    let value = raw::socket_option(fd, libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT).ok()?;
+    u32::try_from(value).ok()
 }
 
 fn is_tcp(fd: c_int) -> bool {

@@ -91,7 +91,13 @@ fn record_answer(server: &SocketAddr, info: &ConnectionInfo) {
     }
     match info {
         ConnectionInfo::Tcp(Fallback::Handshake(FallbackReason::DeclinedByPeer(peer)))
-            if matches!(peer.code, DeclineCode::NoIsm2Support | DeclineCode::NoDescriptor) =>
+            if matches!(
+                peer.code,
+                DeclineCode::NoIsm2Support
+                    | DeclineCode::NoDescriptor
+                    | DeclineCode::OptionUnsupported
+                    | DeclineCode::OwnCalls
+            ) =>
         {
             server_memory::record(server).note_decline(raw::monotonic_micros());
         }
@@ -142,6 +148,9 @@ pub(super) fn complete(descriptor: &DescriptorRef, fd: c_int, result: io::Result
             }
             if let Some(bytes) = inherited_options::unsent_limit(fd) {
                 stream.set_unsent_limit(bytes);
+            }
+            if let Some(milliseconds) = inherited_options::user_timeout(fd) {
+                stream.set_user_timeout(milliseconds);
             }
             note_linger(descriptor, socket, fd);
             // The close of the program has returned before the handshake ended. SO_LINGER would
