@@ -9,9 +9,10 @@ mod combinations;
 mod common;
 
 use std::ffi::c_int;
-use std::io::Error;
+use std::io::{Error, ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsRawFd, FromRawFd};
+use std::time::{Duration, Instant};
 
 use combinations::{
     accept_and_greet, connect, connect_and_greet, exchange_as_client, exchange_as_server,
@@ -22,16 +23,16 @@ use combinations::{
 type Name = (c_int, c_int);
 const TIMESTAMP: Name = (libc::SOL_SOCKET, libc::SO_TIMESTAMP);
 const TIMESTAMPNS: Name = (libc::SOL_SOCKET, libc::SO_TIMESTAMPNS);
+const ZEROCOPY: Name = (libc::SOL_SOCKET, libc::SO_ZEROCOPY);
 const USER_TIMEOUT: Name = (libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT);
 
 /// Options open to any program, each with a value to turn it on and one to turn it off.
-const OPTIONS: [(Name, c_int, c_int); 6] = [
+const OPTIONS: [(Name, c_int, c_int); 5] = [
     (TIMESTAMP, 1, 0),
     (TIMESTAMPNS, 1, 0),
     ((libc::SOL_SOCKET, libc::SO_TIMESTAMPING), 16, 0),
     ((libc::SOL_SOCKET, libc::SO_MAX_PACING_RATE), 100_000_000, -1),
-    ((libc::SOL_SOCKET, libc::SO_ZEROCOPY), 1, 0),
-    (USER_TIMEOUT, 60_000, 0),
+    (ZEROCOPY, 1, 0),
 ];
 
 fn set(socket: &impl AsRawFd, (level, name): Name, value: c_int) -> Result<(), c_int> {
@@ -125,13 +126,100 @@ fn an_accepted_connection_has_the_option_of_its_listener_on_tcp() {
             let (mut first, _) = listener.accept().unwrap();
             // The client connects again after the exchange.
             assert_eq!(set(&listener, TIMESTAMP, 0), Ok(()));
-            assert_eq!(set(&listener, USER_TIMEOUT, 60_000), Ok(()));
+            assert_eq!(set(&listener, TIMESTAMPNS, 1), Ok(()));
             exchange_as_server(&mut first);
             assert_eq!(get(&first, TIMESTAMP), 1);
             let second = accept_and_greet(&listener);
-            assert_eq!(get(&second, USER_TIMEOUT), 60_000);
+            assert_eq!(get(&second, TIMESTAMPNS), 1);
         },
         |port| (0..2).for_each(|_| exchange_as_client(&mut connect(port))),
         |fabric, _| assert_eq!(fabric.decided().0, 0, "the connection was on SMC"),
+    );
+}
+
+/// Writes until a write fails, and returns the error. After a write without room it waits for room.
+fn write_to_error(stream: &mut TcpStream) -> Error {
+    let bytes = vec![7; 1 << 16];
+    loop {
+        match stream.write(&bytes) {
+            Ok(_) => {}
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                let (fd, events) = (stream.as_raw_fd(), libc::POLLOUT);
+                let mut list = libc::pollfd { fd, events, revents: 0 };
+                assert_eq!(unsafe { libc::poll(&raw mut list, 1, -1) }, 1);
+            }
+            Err(error) => return error,
+        }
+    }
+}
+
+#[test]
+fn a_peer_that_reads_nothing_ends_a_connection_with_user_timeout_and_an_idle_one_stays() {
+    const LIMIT: Duration = Duration::from_millis(1500);
+    in_each_combination(
+        |listener| {
+            let milliseconds = LIMIT.as_millis() as c_int;
+            assert_eq!(set(&listener, USER_TIMEOUT, milliseconds), Ok(()));
+            let mut idle = accept_and_greet(&listener);
+            let mut blocking = accept_and_greet(&listener);
+            assert_eq!(get(&blocking, USER_TIMEOUT), milliseconds);
+            assert_eq!(set(&listener, USER_TIMEOUT, 0), Ok(()));
+            let mut polled = accept_and_greet(&listener);
+            assert_eq!(set(&polled, USER_TIMEOUT, milliseconds), Ok(()));
+            polled.set_nonblocking(true).unwrap();
+            for stream in [&mut blocking, &mut polled] {
+                let began = Instant::now();
+                let error = write_to_error(stream);
+                assert_eq!(error.raw_os_error(), Some(libc::ETIMEDOUT));
+                assert!(began.elapsed() >= LIMIT, "{:?}", began.elapsed());
+            }
+            idle.write_all(b"done").unwrap();
+        },
+        |port| {
+            let mut idle = connect_and_greet(port);
+            let _readers_of_nothing = [connect_and_greet(port), connect_and_greet(port)];
+            idle.read_exact(&mut [0; 4]).unwrap();
+        },
+        |fabric, ends| {
+            let expected = if ends == (true, true) { 6 } else { 0 };
+            assert_eq!(fabric.decided().0, expected);
+        },
+    );
+}
+
+fn send_with_completion(stream: &TcpStream, bytes: &[u8]) -> Result<usize, c_int> {
+    let (fd, at) = (stream.as_raw_fd(), bytes.as_ptr().cast());
+    match unsafe { libc::send(fd, at, bytes.len(), libc::MSG_ZEROCOPY) } {
+        -1 => Err(Error::last_os_error().raw_os_error().unwrap()),
+        n => Ok(n as usize),
+    }
+}
+
+#[test]
+fn a_listener_with_zerocopy_is_on_smc_until_the_program_asks_for_a_completion() {
+    let bytes = [7; 4096];
+    in_each_combination(
+        |listener| {
+            assert_eq!(set(&listener, ZEROCOPY, 1), Ok(()));
+            let mut first = accept_and_greet(&listener);
+            assert_eq!(get(&first, ZEROCOPY), 1);
+            match send_with_completion(&first, &bytes) {
+                Err(libc::ENOBUFS) => first.write_all(&bytes).unwrap(),
+                sent => assert_eq!(sent, Ok(bytes.len())),
+            }
+            let second = accept_and_greet(&listener);
+            assert_eq!(send_with_completion(&second, &bytes), Ok(bytes.len()));
+        },
+        |port| {
+            for _ in 0..2 {
+                let mut received = [0; 4096];
+                connect_and_greet(port).read_exact(&mut received).unwrap();
+                assert_eq!(received, bytes);
+            }
+        },
+        |fabric, ends| {
+            let expected = if ends == (true, true) { 2 } else { 0 };
+            assert_eq!(fabric.decided().0, expected);
+        },
     );
 }

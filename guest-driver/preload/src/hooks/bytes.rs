@@ -14,7 +14,7 @@ use crate::hooks::temporary_relays::by_kernel;
 use crate::hooks::within::{restartable, within};
 use crate::io::control;
 use crate::io::transfer::{self, Dispatch};
-use crate::selection::{answering_listeners, establish, inherited_options};
+use crate::selection::{answering_listeners, establish, inherited_options, options};
 use crate::socket::descriptors;
 use crate::socket::table::DESCRIPTORS;
 use crate::sys::raw::{Errno, SysResult};
@@ -159,6 +159,11 @@ fn send_from(fd: c_int, bufs: &[IoSlice<'_>], flags: c_int) -> Option<SysResult>
         let dont_wait = flags & libc::MSG_DONTWAIT != 0;
         return match transfer::dispatch_write(&descriptor, fd, dont_wait) {
             Dispatch::Kernel => None,
+            Dispatch::Smc(..) | Dispatch::Keep(_)
+                if options::asks_for_completion(fd, flags, bufs) =>
+            {
+                Some(Err(Errno(libc::ENOBUFS)))
+            }
             Dispatch::Smc(socket, stream) => Some(transfer::send((socket, stream), bufs, flags)),
             Dispatch::Keep(socket) => match transfer::keep(&descriptor, socket, fd, bufs, flags) {
                 Some(result) => Some(result),

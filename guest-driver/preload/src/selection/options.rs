@@ -2,6 +2,7 @@
 //! The treatment of each socket option of Linux 7.2 for TCP sockets.
 
 use std::ffi::c_int;
+use std::io::IoSlice;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::sys::raw;
@@ -123,7 +124,7 @@ const OPTIONS: [Row; 229] = [
     (libc::IPPROTO_TCP, 14, "TCP_MD5SIG", TcpOnly),
     (libc::IPPROTO_TCP, 16, "TCP_THIN_LINEAR_TIMEOUTS", Kernel),
     (libc::IPPROTO_TCP, 17, "TCP_THIN_DUPACK", Kernel),
-    (libc::IPPROTO_TCP, 18, "TCP_USER_TIMEOUT", TcpOnly),
+    (libc::IPPROTO_TCP, 18, "TCP_USER_TIMEOUT", Followed),
     (libc::IPPROTO_TCP, 19, "TCP_REPAIR", TcpOnly),
     (libc::IPPROTO_TCP, 20, "TCP_REPAIR_QUEUE", Kernel),
     (libc::IPPROTO_TCP, 21, "TCP_QUEUE_SEQ", Kernel),
@@ -257,17 +258,16 @@ const OPTIONS: [Row; 229] = [
     (libc::IPPROTO_IPV6, 78, "IPV6_FREEBIND", Kernel),
 ];
 
-/// Options of TCP only, inherited by an accepted socket from its listener.
-const INHERITED: [(c_int, c_int); 9] = [
-    (libc::SOL_SOCKET, libc::SO_TIMESTAMP),
-    (libc::SOL_SOCKET, libc::SO_TIMESTAMPNS),
-    (libc::SOL_SOCKET, libc::SO_TIMESTAMPING),
-    (libc::SOL_SOCKET, libc::SO_PEEK_OFF),
-    (libc::SOL_SOCKET, libc::SO_BUSY_POLL),
-    (libc::SOL_SOCKET, libc::SO_MAX_PACING_RATE),
-    (libc::SOL_SOCKET, libc::SO_ZEROCOPY),
-    (libc::SOL_SOCKET, SO_PREFER_BUSY_POLL),
-    (libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT),
+/// Options of TCP only, inherited by an accepted socket from its listener. SO_ZEROCOPY is apart: servers
+/// in gRPC's C library set the option of each listener, and few send with MSG_ZEROCOPY ([`COMPLETIONS`]).
+const INHERITED: [c_int; 7] = [
+    libc::SO_TIMESTAMP,
+    libc::SO_TIMESTAMPNS,
+    libc::SO_TIMESTAMPING,
+    libc::SO_PEEK_OFF,
+    libc::SO_BUSY_POLL,
+    libc::SO_MAX_PACING_RATE,
+    SO_PREFER_BUSY_POLL,
 ];
 const SO_PREFER_BUSY_POLL: c_int = 69;
 /// Reads by mapping the socket; a read-only option.
@@ -275,6 +275,9 @@ pub(crate) const TCP_ZEROCOPY_RECEIVE: c_int = 35;
 
 /// Whether any socket of the process may have one of [`INHERITED`].
 static MAY_BE_INHERITED: AtomicBool = AtomicBool::new(false);
+
+/// Whether the program has sent with MSG_ZEROCOPY on SMC.
+static COMPLETIONS: AtomicBool = AtomicBool::new(false);
 
 /// The kind of an option.
 pub(crate) fn kind(level: c_int, name: c_int) -> OptionKind {
@@ -294,8 +297,8 @@ pub(crate) fn is_on(level: c_int, name: c_int, value: c_int) -> bool {
 /// Notes that a listener may have an option of [`INHERITED`]: the program has set one. `is_on`: not to
 /// the value of a new socket, as some programs do with each option of theirs.
 pub(crate) fn note(level: c_int, name: c_int, is_on: impl Fn() -> bool) {
-    let is_of_socket = level == libc::SOL_SOCKET && kind(level, name) == TcpOnly;
-    if (is_of_socket || INHERITED.contains(&(level, name))) && is_on() {
+    let is_listed = level == libc::SOL_SOCKET && kind(level, name) == TcpOnly;
+    if is_listed && name != libc::SO_ZEROCOPY && is_on() {
         note_any();
     }
 }
@@ -307,11 +310,26 @@ pub(crate) fn note_any() {
 
 /// Whether an accepted socket has inherited an option of TCP only.
 pub(crate) fn has_inherited(fd: c_int) -> bool {
-    let is_set = |(level, name): &(c_int, c_int)| {
-        let value = raw::socket_option(fd, *level, *name);
-        value.is_ok_and(|value| is_on(*level, *name, value))
-    };
-    MAY_BE_INHERITED.load(Ordering::Relaxed) && INHERITED.iter().any(is_set)
+    MAY_BE_INHERITED.load(Ordering::Relaxed) && INHERITED.iter().any(|option| is_set(fd, *option))
+        || COMPLETIONS.load(Ordering::Relaxed) && is_set(fd, libc::SO_ZEROCOPY)
+}
+
+fn is_set(fd: c_int, name: c_int) -> bool {
+    let level = libc::SOL_SOCKET;
+    raw::socket_option(fd, level, name).is_ok_and(|value| is_on(level, name, value))
+}
+
+/// Whether a send asks for a completion in the error queue. SMC has no such queue: the
+/// send fails with ENOBUFS, as TCP fails without memory for completions, and later connections of
+/// listeners with SO_ZEROCOPY stay on TCP.
+pub(crate) fn asks_for_completion(fd: c_int, flags: c_int, bufs: &[IoSlice<'_>]) -> bool {
+    let asks = flags & libc::MSG_ZEROCOPY != 0
+        && bufs.iter().any(|buf| !buf.is_empty())
+        && is_set(fd, libc::SO_ZEROCOPY);
+    if asks {
+        COMPLETIONS.store(true, Ordering::Relaxed);
+    }
+    asks
 }
 
 #[cfg(test)]
@@ -360,7 +378,7 @@ mod tests {
     #[test]
     fn only_an_option_switched_on_may_be_inherited() {
         let may_be_inherited = |is_on: bool| {
-            note(libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, || is_on);
+            note(libc::SOL_SOCKET, libc::SO_TIMESTAMP, || is_on);
             MAY_BE_INHERITED.load(Ordering::Relaxed)
         };
         assert_eq!([false, true, false].map(may_be_inherited), [false, true, true]);
