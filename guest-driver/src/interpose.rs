@@ -12,3 +12,4 @@ pub use crate::socket::inherit::{AfterFork, PendingDecline, StackUpkeep};
 pub use crate::socket::outgoing::{ClientSide, Outgoing, ProposalClaim};
 pub use crate::socket::watch::{ArmedLines, SignalMask, Watch, WatchedStream, Woken};
 pub use ism_sys::ForkLocks;
+pub use smc_core::handshake::DeclineReason;

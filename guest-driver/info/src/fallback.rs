@@ -24,9 +24,9 @@ pub enum Fallback {
     /// The rule of the policy is for a share of connections, without this one.
     #[error("the connection is outside of the share that the policy gives to SMC")]
     OutsideShare,
-    /// The server has declined several times in a row for want of a device, so the client does not
+    /// The server has declined several times in a row, so the client does not
     /// propose for a while.
-    #[error("the server has lately declined several times in a row for want of a device")]
+    #[error("the server has lately declined several times in a row")]
     DeclinedBefore,
     /// Connections to this server have been too short for SMC to be faster.
     #[error("connections to this server are too short to be faster on SMC")]

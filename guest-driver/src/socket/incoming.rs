@@ -35,8 +35,8 @@ pub struct ServerSide {
     source: Option<Source>,
     /// Counts the handshake while it holds memory for a client without a Confirm.
     offer: Option<Offer>,
-    /// The configuration to decline by, if the caller's policy says TCP.
-    left_by_policy: Option<Arc<Config>>,
+    /// The configuration to decline by, and the reason, if the caller wants TCP.
+    left: Option<(Arc<Config>, DeclineReason)>,
 }
 
 /// A configuration to decline every Proposal with this reason.
@@ -48,7 +48,7 @@ fn declining(stack: &Stack, reason: DeclineReason) -> Arc<Config> {
 
 impl ServerSide {
     fn new(handshake: ServerHandshake, source: Option<Source>) -> ServerSide {
-        ServerSide { handshake, source, offer: None, left_by_policy: None }
+        ServerSide { handshake, source, offer: None, left: None }
     }
 }
 
@@ -108,9 +108,9 @@ impl Incoming {
         Self::begin(stack, tcp, ServerSide::new(handshake, Some(source)))
     }
 
-    /// Has the handshake decline the client's Proposal: a policy of the caller's says TCP.
-    pub fn leave_by_policy(&mut self) {
-        self.side.left_by_policy = Some(declining(&self.stack, DeclineReason::Policy));
+    /// Has the handshake decline the client's Proposal, for a reason of the caller's.
+    pub fn leave_to_tcp(&mut self, why: DeclineReason) {
+        self.side.left = Some((declining(&self.stack, why), why));
     }
 
     /// Ends the handshake before its deadline, because others need its place. A client that has neither
@@ -156,7 +156,7 @@ impl Side for ServerSide {
         drain: bool,
     ) -> Result<Option<Outcome>, Broken> {
         let (mut params, none) = (params, Fabrics::default());
-        if let Some(config) = &self.left_by_policy {
+        if let Some((config, _)) = &self.left {
             params.config = config;
             (params.fabrics, params.rdma) = (&none, None);
         }
@@ -186,7 +186,7 @@ impl Side for ServerSide {
     ) -> io::Result<SmcStream> {
         self.offer = None;
         // Whatever the client proposed, the policy decided.
-        let by_policy = self.left_by_policy.is_some();
+        let by_policy = matches!(self.left, Some((_, DeclineReason::Policy)));
         let result = result.map(|outcome| match outcome {
             Outcome::Tcp(_) if by_policy => Outcome::Tcp(Fallback::Policy),
             outcome => outcome,

@@ -125,7 +125,7 @@ decline_codes! {
     SameProcess = 0x0a06_0000, "SAMEPROC", "client and server are one process";
     NoDescriptor = 0x0a07_0000, "NODESCR", "no descriptor is left: raise the limit (ulimit -n)";
     DeclinedBefore = 0x0a08_0000, "DECLBEFORE",
-        "the server has lately declined for want of a device: give its processes more devices";
+        "the server has lately declined several times in a row";
     Filtered = 0x0a09_0000, "FILTER", "a filter of system calls forbids what a device needs";
     OwnCalls = 0x0a0a_0000, "OWNCALLS",
         "the program makes system calls by instructions of its own, which the library does not see";

@@ -216,6 +216,9 @@ pub enum DeclineReason {
     /// The application asked for something SMC cannot do.
     #[error("a socket option that SMC does not have was asked for")]
     OptionUnsupported,
+    /// The program makes system calls that its SMC library does not see.
+    #[error("the program makes system calls that the library does not see")]
+    OwnCalls,
     /// An internal error of this end.
     #[error("internal error")]
     Internal,
@@ -275,6 +278,7 @@ impl DeclineReason {
             DeclineReason::Registration => DeclineCode::BufferRegistration,
             DeclineReason::IpSec => DeclineCode::IpSec,
             DeclineReason::OptionUnsupported => DeclineCode::OptionUnsupported,
+            DeclineReason::OwnCalls => DeclineCode::OwnCalls,
             DeclineReason::Internal => DeclineCode::Internal,
         }
     }
@@ -400,6 +404,7 @@ mod tests {
             (DeclineReason::Policy, 0x0a01_0000),
             (DeclineReason::IpSec, 0x0302_0000),
             (DeclineReason::OptionUnsupported, 0x0306_0000),
+            (DeclineReason::OwnCalls, 0x0a0a_0000),
             (DeclineReason::Internal, 0x0999_0000),
         ];
         for (reason, value) in table {

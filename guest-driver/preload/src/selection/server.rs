@@ -7,7 +7,7 @@ use std::net::TcpStream;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
-use guest_driver::interpose::{FirstBytes, Incoming, ServerSide, SignalMask};
+use guest_driver::interpose::{DeclineReason, FirstBytes, Incoming, ServerSide, SignalMask};
 use guest_driver::{Fallback, SmcStream};
 
 use crate::selection::first_bytes::{self, FirstBytesWait, peek, peek_to_begin};
@@ -293,8 +293,11 @@ fn serve(
         return None;
     };
     let mut incoming = session.incoming(tcp, first_bytes);
-    if is_left_by_policy(descriptor) {
-        incoming.leave_by_policy();
-    }
+    let why = match (is_left_by_policy(descriptor), may_be_smc) {
+        (true, _) => Some(DeclineReason::Policy),
+        (false, false) => Some(DeclineReason::OptionUnsupported),
+        (false, true) => own_calls::found().then_some(DeclineReason::OwnCalls),
+    };
+    why.into_iter().for_each(|why| incoming.leave_to_tcp(why));
     pending::go_on(descriptor, fd, incoming, step)
 }
