@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The commands of the system call bpf(2) for a rendezvous.
 
+use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -86,6 +89,7 @@ const MAP_CREATE: u32 = 0;
 const MAP_LOOKUP_ELEM: u32 = 1;
 const MAP_UPDATE_ELEM: u32 = 2;
 const PROG_LOAD: u32 = 5;
+const OBJ_PIN: u32 = 6;
 const PROG_ATTACH: u32 = 8;
 const PROG_GET_FD_BY_ID: u32 = 13;
 const OBJ_GET_INFO_BY_FD: u32 = 15;
@@ -427,6 +431,16 @@ pub(super) fn attach_to_function(program: BorrowedFd<'_>) -> io::Result<OwnedFd>
     attributes.set_fd(8, program);
     // SAFETY: this command dereferences no addresses: the name is missing.
     unsafe { bpf_fd(RAW_TRACEPOINT_OPEN, &mut attributes) }
+}
+
+/// Keeps a link for as long as a new file in the file system of BPF exists.
+pub(super) fn pin(link: BorrowedFd<'_>, file: &Path) -> io::Result<()> {
+    let file = CString::new(file.as_os_str().as_bytes())?;
+    let mut attributes = Attributes::default();
+    attributes.set64(0, file.as_ptr().expose_provenance() as u64);
+    attributes.set_fd(8, link);
+    // SAFETY: the address is that of a zero-terminated string, which the kernel only reads.
+    unsafe { bpf(OBJ_PIN, &mut attributes).map(|_| ()) }
 }
 
 /// Attaches a program to a cgroup, beside programs already attached, for as long as the cgroup exists.

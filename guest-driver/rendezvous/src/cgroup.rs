@@ -20,6 +20,16 @@ pub(super) fn open(named: Option<&Path>) -> Result<(File, PathBuf), Unavailable>
     }
 }
 
+/// Opens a named cgroup, unless it is the root.
+pub(super) fn open_below_root(cgroup: &Path) -> Result<(File, PathBuf), Unavailable> {
+    let (directory, path) = open(Some(cgroup))?;
+    // Every cgroup but the root has this file.
+    if !path.join("cgroup.type").exists() {
+        return Err(Unavailable::NotGrantable { path });
+    }
+    Ok((directory, path))
+}
+
 /// A cgroup for some programs, below the cgroup of this process. Dropping the value removes the cgroup, if
 /// no process is left in there.
 #[derive(Debug)]

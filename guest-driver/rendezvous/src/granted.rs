@@ -75,11 +75,7 @@ const CREATE: i32 = 1;
 /// # Errors
 /// `cgroup` is no directory of cgroup v2, or is the root of all; or this process lacks a precondition.
 pub fn grant(cgroup: &Path) -> Result<(), Unavailable> {
-    let (directory, path) = cgroup::open(Some(cgroup))?;
-    // Every cgroup but the root has this file.
-    if !path.join("cgroup.type").exists() {
-        return Err(Unavailable::NotGrantable { path });
-    }
+    let (directory, path) = cgroup::open_below_root(cgroup)?;
     if has_grant(directory.as_fd()) {
         return Ok(());
     }

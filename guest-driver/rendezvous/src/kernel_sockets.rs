@@ -23,7 +23,7 @@
 use std::fs;
 use std::io::{self, Read, Seek};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{AddressFamily, Protocol, RawProtocol, SocketType, ipproto};
@@ -33,6 +33,7 @@ use thiserror::Error;
 use super::assembler::{Assembler, Helper, Instruction, Reg, When, Width};
 use super::bpf::{self, Hook, Map, MapKind};
 use super::cgroup::Temporary;
+use super::kernel_grant;
 use super::kernel_types;
 use super::unavailable::{Rejected, Unavailable};
 
@@ -79,6 +80,16 @@ pub enum NoKernelSockets {
     /// The process lacks a capability.
     #[error("this process lacks CAP_PERFMON, needed for programs at functions of the kernel")]
     Perfmon,
+    /// A file of a grant cannot be made or removed.
+    #[error(
+        "{path}: {error}; the file system of BPF keeps a grant (\"mount -t bpf bpf /sys/fs/bpf\")"
+    )]
+    Files {
+        /// The file or directory.
+        path: PathBuf,
+        /// The error of the system.
+        error: io::Error,
+    },
     /// Other preconditions of eBPF and cgroups.
     #[error(transparent)]
     Unavailable(#[from] Unavailable),
@@ -103,11 +114,26 @@ impl KernelSockets {
     }
 
     fn make_for(protocol: Protocol, name: &str) -> Result<KernelSockets, NoKernelSockets> {
-        let (cgroups, link) = attach(FUNCTION, protocol)?;
         let cgroup = Temporary::make(name)?;
-        let directory = cgroup.open()?;
-        cgroups.set(&0, &directory.as_raw_fd().cast_unsigned()).map_err(denied)?;
+        let link = attach_for(protocol, &cgroup.open()?)?;
         Ok(KernelSockets { cgroup, _link: link })
+    }
+
+    /// Gives the processes of a cgroup, and of its descendants, sockets of AF_SMC until
+    /// [`KernelSockets::revoke`], or until the cgroup goes. An existing grant of the cgroup is kept.
+    ///
+    /// # Errors
+    /// `cgroup` is no directory of cgroup v2, or is the root of all; or the missing precondition.
+    pub fn grant(cgroup: &Path) -> Result<(), NoKernelSockets> {
+        kernel_grant::grant(SMC, cgroup)
+    }
+
+    /// Takes a grant back; `false`: there is none. Existing sockets stay as they are.
+    ///
+    /// # Errors
+    /// `cgroup` is no directory of cgroup v2, or is the root of all; or a file of the grant stays.
+    pub fn revoke(cgroup: &Path) -> Result<bool, NoKernelSockets> {
+        kernel_grant::revoke(cgroup)
     }
 
     /// Whether [`KernelSockets::make`] would find everything but the right to make a cgroup.
@@ -147,6 +173,16 @@ impl KernelSockets {
 
 fn denied(error: io::Error) -> Unavailable {
     Unavailable::of_bpf("a BPF array of cgroups", error)
+}
+
+/// Attaches the program for a cgroup, for as long as the returned descriptor is open.
+pub(super) fn attach_for(
+    protocol: Protocol,
+    cgroup: &fs::File,
+) -> Result<OwnedFd, NoKernelSockets> {
+    let (cgroups, link) = attach(FUNCTION, protocol)?;
+    cgroups.set(&0, &cgroup.as_raw_fd().cast_unsigned()).map_err(denied)?;
+    Ok(link)
 }
 
 /// Attaches the program to a function, for no cgroup yet.
@@ -218,7 +254,7 @@ fn argument(a: &mut Assembler, offset: i16) {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::process::Command;
 
     use rustix::net::{SocketFlags, socket_with, sockopt};
@@ -227,6 +263,10 @@ mod tests {
 
     /// The cgroup of a child in the test.
     const CHILD: &str = "SMC_TEST_CGROUP";
+    /// Protocols of [`protocols`] on TCP.
+    pub(crate) const TCP: [u32; 7] = [6, 6, 262, 17, 1, 0, 0];
+    /// Protocols of [`protocols`] with MPTCP in place of TCP.
+    pub(crate) const MPTCP: [u32; 7] = [262, 262, 262, 17, 1, 0, 0];
 
     /// The protocol of a new socket.
     fn protocol_of(family: AddressFamily, kind: SocketType, asked: Option<Protocol>) -> u32 {
@@ -234,7 +274,7 @@ mod tests {
         sockopt::socket_protocol(&socket).unwrap().map_or(0, |protocol| protocol.as_raw().get())
     }
 
-    fn protocols() -> [u32; 7] {
+    pub(crate) fn protocols() -> [u32; 7] {
         use AddressFamily as Family;
         let tcp = Some(ipproto::TCP);
         [
@@ -248,13 +288,28 @@ mod tests {
         ]
     }
 
+    /// In a child of [`assert_child_gets`], in its cgroup: the protocols of new sockets.
+    pub(crate) fn child_prints() -> bool {
+        let Some(cgroup) = std::env::var_os(CHILD) else { return false };
+        fs::write(Path::new(&cgroup).join("cgroup.procs"), "0").unwrap();
+        println!("protocols {:?}", protocols());
+        true
+    }
+
+    /// Runs the calling test in a child process, and the child in a cgroup.
+    #[track_caller]
+    pub(crate) fn assert_child_gets(expected: [u32; 7], cgroup: &Path) {
+        let mut child = Command::new("/proc/self/exe");
+        child.arg("--exact").args(std::thread::current().name()).arg("--nocapture");
+        let output = child.env(CHILD, cgroup).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert!(said.contains(&format!("protocols {expected:?}")), "{output:?}");
+    }
+
     /// The program with MPTCP in place of AF_SMC: kernels with MPTCP are common. Takes root.
     #[test]
     fn only_tcp_sockets_of_the_cgroup_change_their_protocol() {
-        let thread = std::thread::current();
-        if let Some(cgroup) = std::env::var_os(CHILD) {
-            fs::write(Path::new(&cgroup).join("cgroup.procs"), "0").unwrap();
-            assert_eq!(protocols(), [262, 262, 262, 17, 1, 0, 0]);
+        if child_prints() {
             return;
         }
         let name = format!("smc-test-{}", std::process::id());
@@ -262,12 +317,8 @@ mod tests {
             Ok(made) => made,
             Err(why) => return skipped(&why.to_string()),
         };
-        let mut child = Command::new("/proc/self/exe");
-        child.arg("--exact").args(thread.name()).arg("--nocapture").env(CHILD, made.cgroup());
-        let output = child.output().unwrap();
-        let said = String::from_utf8_lossy(&output.stdout);
-        assert!(output.status.success() && said.contains("1 passed"), "{output:?}");
-        assert_eq!(protocols(), [6, 6, 262, 17, 1, 0, 0], "outside of the cgroup");
+        assert_child_gets(MPTCP, made.cgroup());
+        assert_eq!(protocols(), TCP, "outside of the cgroup");
         made.wait_until_empty().unwrap();
         let path = made.cgroup().to_owned();
         drop(made);
@@ -287,7 +338,7 @@ mod tests {
 
     /// Reports a left-out test. Whether programs may be at functions of the kernel is the machine's choice, also
     /// by its security modules, so a run as root may be left out, too.
-    fn skipped(why: &str) {
+    pub(crate) fn skipped(why: &str) {
         eprintln!("SKIPPED: {why}");
     }
 }

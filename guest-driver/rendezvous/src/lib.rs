@@ -44,6 +44,7 @@ mod assembler;
 mod bpf;
 mod cgroup;
 mod granted;
+mod kernel_grant;
 mod kernel_sockets;
 mod kernel_types;
 mod listener;

@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Sockets of the kernel's AF_SMC for the processes of an existing cgroup.
+//!
+//! The kernel detaches the program of [`super::kernel_sockets`] with the last reference to the program's link.
+//! No process stays for a grant, so two files in the file system of BPF are the grant:
+//!
+//! ```text
+//! /sys/fs/bpf/smc/INODE/link
+//! /sys/fs/bpf/smc/INODE/cgroup -> /sys/fs/cgroup/system.slice/redis.service
+//! ```
+//!
+//! INODE is the inode number of the cgroup's directory: the kernel gives each cgroup another number, also a
+//! cgroup that is made again. The kernel does not remove the files with the cgroup. The next grant does.
+
+use std::fs;
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::fs::{MetadataExt, symlink};
+use std::path::{Path, PathBuf};
+
+use rustix::net::Protocol;
+
+use super::kernel_sockets::{NoKernelSockets, attach_for};
+use super::{bpf, cgroup};
+
+const GRANTS: &str = "/sys/fs/bpf/smc";
+const LINK: &str = "link";
+const CGROUP: &str = "cgroup";
+
+pub(super) fn grant(protocol: Protocol, cgroup: &Path) -> Result<(), NoKernelSockets> {
+    remove_old()?;
+    let (directory, path) = cgroup::open_below_root(cgroup)?;
+    let grant = of_cgroup(&directory)?;
+    let link = grant.join(LINK);
+    if link.exists() {
+        return Ok(());
+    }
+    let attached = attach_for(protocol, &directory)?;
+    // An interrupted grant left files without a link.
+    remove(&grant)?;
+    fs::create_dir_all(&grant).map_err(at(&grant))?;
+    let path = fs::canonicalize(&path).map_err(at(&path))?;
+    symlink(path, grant.join(CGROUP)).map_err(at(&grant))?;
+    bpf::pin(attached.as_fd(), &link).map_err(at(&link))
+}
+
+pub(super) fn revoke(cgroup: &Path) -> Result<bool, NoKernelSockets> {
+    remove_old()?;
+    let (directory, _) = cgroup::open_below_root(cgroup)?;
+    let grant = of_cgroup(&directory)?;
+    let exists = grant.join(LINK).exists();
+    remove(&grant)?;
+    Ok(exists)
+}
+
+fn of_cgroup(directory: &fs::File) -> Result<PathBuf, NoKernelSockets> {
+    let about = directory.metadata().map_err(at(Path::new(GRANTS)))?;
+    Ok(Path::new(GRANTS).join(about.ino().to_string()))
+}
+
+/// Removes the grants of cgroups that have gone.
+fn remove_old() -> Result<(), NoKernelSockets> {
+    for grant in fs::read_dir(GRANTS).into_iter().flatten().flatten() {
+        let exists = fs::metadata(grant.path().join(CGROUP))
+            .is_ok_and(|cgroup| grant.file_name() == *cgroup.ino().to_string());
+        if !exists {
+            remove(&grant.path())?;
+        }
+    }
+    Ok(())
+}
+
+/// Removes a grant, if there is one. The link goes first.
+fn remove(grant: &Path) -> Result<(), NoKernelSockets> {
+    for (path, remove) in [
+        (grant.join(LINK), fs::remove_file as fn(PathBuf) -> io::Result<()>),
+        (grant.join(CGROUP), fs::remove_file),
+        (grant.to_owned(), fs::remove_dir),
+    ] {
+        match remove(path.clone()) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(at(&path)(error)),
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+fn at(path: &Path) -> impl Fn(io::Error) -> NoKernelSockets {
+    move |error| NoKernelSockets::Files { path: path.to_owned(), error }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::net::ipproto;
+
+    use super::super::cgroup::Temporary;
+    use super::super::kernel_sockets::tests::*;
+    use super::*;
+
+    /// With MPTCP in place of AF_SMC: kernels with MPTCP are common. Takes root.
+    #[test]
+    fn a_grant_lasts_until_it_is_revoked_or_the_cgroup_goes() {
+        if child_prints() {
+            return;
+        }
+        let make = || Temporary::make(&format!("smc-test-grant-{}", std::process::id()));
+        let grants = |cgroup: &Temporary| of_cgroup(&cgroup.open().unwrap()).unwrap();
+        let Ok(made) = make() else { return skipped("no cgroup can be made") };
+        if let Err(why) = grant(ipproto::MPTCP, made.path()) {
+            return skipped(&why.to_string());
+        }
+        grant(ipproto::MPTCP, made.path()).expect("a second grant changes nothing");
+        assert_child_gets(MPTCP, made.path());
+        assert_eq!(protocols(), TCP, "outside of the cgroup");
+        assert!(revoke(made.path()).unwrap());
+        assert_child_gets(TCP, made.path());
+        assert!(!revoke(made.path()).unwrap(), "there is no grant any more");
+
+        grant(ipproto::MPTCP, made.path()).unwrap();
+        let old = grants(&made);
+        drop(made);
+        let made = make().unwrap();
+        assert_child_gets(TCP, made.path());
+        assert!(old.join(LINK).exists());
+        grant(ipproto::MPTCP, made.path()).unwrap();
+        assert!(!old.exists(), "the next grant removes it");
+        assert!(revoke(made.path()).unwrap());
+    }
+
+    #[test]
+    fn the_root_of_all_cgroups_gets_no_grant() {
+        let none = grant(ipproto::MPTCP, Path::new("/sys/fs/cgroup")).unwrap_err().to_string();
+        assert!(none.contains("no cgroup below the root"), "{none}");
+    }
+}
