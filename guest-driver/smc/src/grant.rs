@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! `smc grant`: TCP option 254 for the processes of a cgroup.
+//! `smc grant`: TCP option 254, or sockets of the kernel's AF_SMC, for the processes of a cgroup.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use clap::Args;
+use clap::{ArgGroup, Args};
 use serde::Deserialize;
+use smc_rendezvous::KernelSockets;
 
 use crate::error::CliError;
 use crate::output;
@@ -17,20 +18,26 @@ capabilities of their own: those of a container, or of a service. It takes root,
 CAP_NET_ADMIN. The grant ends with the cgroup.
 
 \"smc cdi\" writes this command into its specification as a hook, so containers have it from their
-start. A process with libsmc_preload.so finds the grant by itself.";
+start. A process with libsmc_preload.so finds the grant by itself.
+
+With --kernel, new TCP sockets of the processes are sockets of the kernel's AF_SMC instead, whatever
+the programs are: neither \"smc run\" nor a library is needed. It takes root, and a kernel that permits
+it (\"smc doctor\"). --revoke takes this grant back; existing sockets stay as they are.";
 
 /// End of the help of `smc grant`.
 pub(crate) const AFTER: &str = "\
 Examples:
   smc grant --cgroup /sys/fs/cgroup/system.slice/redis.service
-  smc grant --pid \"$(podman inspect --format '{{.State.Pid}}' web)\"";
+  smc grant --pid \"$(podman inspect --format '{{.State.Pid}}' web)\"
+  smc grant --kernel --cgroup /sys/fs/cgroup/system.slice/etcd.service
+  smc grant --kernel --revoke --cgroup /sys/fs/cgroup/system.slice/etcd.service";
 
 /// Limit of the state of a container, in bytes.
 const STATE_MAX: u64 = 1 << 20;
 
 /// Options of `smc grant`.
 #[derive(Args, Debug)]
-#[group(required = true, multiple = false)]
+#[command(group = ArgGroup::new("whose").required(true).args(["cgroup", "pid", "hook"]))]
 pub(crate) struct GrantArgs {
     /// The cgroup: a directory of cgroup v2.
     #[arg(long, value_name = "DIRECTORY")]
@@ -44,28 +51,51 @@ pub(crate) struct GrantArgs {
     /// on standard input. A failure is printed, and the container starts all the same, on TCP.
     #[arg(long)]
     hook: bool,
+
+    /// Sockets of the kernel's AF_SMC in place of TCP sockets.
+    #[arg(long)]
+    kernel: bool,
+
+    /// Take the grant of --kernel back.
+    #[arg(long, requires = "kernel", conflicts_with = "hook")]
+    revoke: bool,
 }
 
-/// Grants the option.
+/// Grants the option, or the sockets of AF_SMC.
 ///
 /// # Errors
 /// There is no such cgroup, or this process may not.
 pub(crate) fn run(args: &GrantArgs) -> Result<(), CliError> {
-    let result = match (&args.cgroup, args.pid) {
-        (Some(cgroup), _) => grant(cgroup),
-        (None, Some(process)) => of_process(process).and_then(|cgroup| grant(&cgroup)),
-        (None, None) => of_container(std::io::stdin().lock()).and_then(|cgroup| grant(&cgroup)),
+    let cgroup = match (&args.cgroup, args.pid) {
+        (Some(cgroup), _) => Ok(cgroup.clone()),
+        (None, Some(process)) => of_process(process),
+        (None, None) => of_container(std::io::stdin().lock()),
     };
-    match result {
+    match cgroup.and_then(|cgroup| change(args, &cgroup)) {
         Err(error) if args.hook => {
-            output::note(&format!(
-                "smc grant: the container finds no peers by TCP option 254: {error}"
-            ));
+            output::note(&format!("smc grant: the container starts without the grant: {error}"));
             Ok(())
         }
-        Ok(cgroup) if !args.hook => output::print(&format!("granted to {}\n", cgroup.display())),
+        Ok(text) if !args.hook => output::print(&text),
         other => other.map(|_| ()),
     }
+}
+
+/// Grants, or takes back. The result is a line about the change.
+fn change(args: &GrantArgs, cgroup: &Path) -> Result<String, CliError> {
+    let failed = |why: &dyn std::fmt::Display| CliError::Grant(why.to_string());
+    let path = cgroup.display();
+    if args.revoke {
+        return match KernelSockets::revoke(cgroup).map_err(|why| failed(&why))? {
+            true => Ok(format!("taken back from {path}\n")),
+            false => Ok(format!("{path} had no grant\n")),
+        };
+    }
+    match args.kernel {
+        true => KernelSockets::grant(cgroup).map_err(|why| failed(&why))?,
+        false => smc_rendezvous::grant(cgroup).map_err(|why| failed(&why))?,
+    }
+    Ok(format!("granted to {path}\n"))
 }
 
 /// Reads a process id, or "self".
@@ -74,11 +104,6 @@ fn process(text: &str) -> Result<u32, String> {
         "self" => Ok(std::process::id()),
         number => number.parse().map_err(|_| format!("{number:?} is no process id")),
     }
-}
-
-fn grant(cgroup: &Path) -> Result<PathBuf, CliError> {
-    smc_rendezvous::grant(cgroup).map_err(|why| CliError::Grant(why.to_string()))?;
-    Ok(cgroup.to_owned())
 }
 
 fn of_process(process: u32) -> Result<PathBuf, CliError> {

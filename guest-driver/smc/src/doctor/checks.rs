@@ -27,6 +27,7 @@ pub(super) fn all() -> Vec<Finding> {
     findings.push(option());
     findings.extend(policy());
     findings.push(kernel_smc());
+    findings.push(kernel_smc_for_all());
     findings.extend(limits::all());
     findings.extend(capacity::all());
     findings
@@ -296,15 +297,42 @@ fn kernel_smc() -> Finding {
         }
         Ok(ueids) => {
             let says = format!("{devices}, enterprise ids {}", ueids.join(", "));
-            let without_library = match KernelSockets::check() {
-                Ok(()) => ", static programs and others without libc included".to_owned(),
-                Err(why) => format!(", but not for static programs: {why}"),
-            };
-            let says = format!("{says}: \"smc run --stack kernel\"{without_library}");
+            let says = format!("{says}: \"smc run --stack kernel\"");
             Finding::new(NAME, Status::Ok, says).carries_bytes()
         }
         Err(error) => Finding::new(NAME, Status::Broken, format!("its enterprise ids: {error}")),
     }
+}
+
+/// What the kernel needs to make sockets of AF_SMC for programs without libc, too.
+fn kernel_smc_for_all() -> Finding {
+    const NAME: &str = "af_smc-bpf";
+    let file = |path: &str| Path::new(path).exists();
+    let needs = [
+        ("SMC", "CONFIG_SMC; \"modprobe smc\"", kernel::has_sockets()),
+        ("BTF", "CONFIG_DEBUG_INFO_BTF", file("/sys/kernel/btf/vmlinux")),
+        ("a BPF JIT", "CONFIG_BPF_JIT", file("/proc/sys/net/core/bpf_jit_enable")),
+        ("MPTCP", "CONFIG_MPTCP", file("/proc/sys/net/mptcp")),
+    ];
+    let missing = needs.into_iter().filter(|(_, _, there)| !there);
+    let missing: Vec<_> = missing.map(|(name, option, _)| format!("{name} ({option})")).collect();
+    let why = match missing.is_empty() {
+        true => KernelSockets::check().err().map(|why| why.to_string()),
+        false => Some(format!("the kernel lacks {}", missing.join(", "))),
+    };
+    if let Some(why) = why {
+        let says = format!("the kernel's SMC is not for programs without libc: {why} (not needed)");
+        return Finding::new(NAME, Status::No, says);
+    }
+    let carrier = match file(af_smc::DIBS) {
+        true => "",
+        false => ", on RDMA adapters only: the kernel has no ISM devices (CONFIG_DIBS)",
+    };
+    let says = format!(
+        "programs without libc get the kernel's SMC by \"smc run --stack kernel\" and \"smc grant \
+         --kernel\"{carrier}"
+    );
+    Finding::new(NAME, Status::Ok, says)
 }
 
 #[cfg(test)]

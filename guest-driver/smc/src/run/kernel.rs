@@ -96,13 +96,18 @@ fn enter() -> Result<(), CliError> {
     let cgroup: PathBuf = holder.receive(LIMIT)?;
     let cannot = || CliError::io(format!("cannot enter {}", cgroup.display()));
     std::fs::write(cgroup.join("cgroup.procs"), "0").map_err(cannot())?;
-    let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None);
-    let protocol = socket.and_then(sockopt::socket_protocol).map_err(|why| cannot()(why.into()))?;
-    if protocol.is_none_or(|protocol| protocol.as_raw().get() != PROTOCOL) {
+    if !is_in_cgroup() {
         return Err(cannot()(std::io::Error::other("its sockets are TCP")));
     }
     holder.leave();
     Ok(())
+}
+
+/// Whether this process is in a cgroup whose TCP sockets are sockets of AF_SMC.
+pub(super) fn is_in_cgroup() -> bool {
+    let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None);
+    let protocol = socket.and_then(sockopt::socket_protocol).ok().flatten();
+    protocol.is_some_and(|protocol| protocol.as_raw().get() == PROTOCOL)
 }
 
 /// Makes a cgroup, and keeps the cgroup while a process is in there.

@@ -223,6 +223,14 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode, CliError> {
     if by_kernel {
         return run_on_kernel(command, args, name, &program);
     }
+    if kernel::is_in_cgroup() {
+        crate::output::note(
+            "smc run: the kernel makes sockets of AF_SMC for this cgroup (smc grant --kernel), and the \
+             options of smc run have no effect",
+        );
+        kernel::withhold_devices(&mut command);
+        return Err(failed_exec(&mut command, name));
+    }
     let door = inspect::door(&program);
     let has_linker = !matches!(door, Some(Ok(door)) if door.needs_loader());
     let prepared = match inspect::obstacle(door, args.go) {
@@ -265,7 +273,8 @@ fn run_on_kernel(
     if let Some(lacks) = crate::kernel::obstacle().filter(|_| args.strict) {
         prepared = Err(lacks);
     } else if !privileged && (args.go || prepared.is_err()) {
-        match (kernel::enter_cgroup(), &prepared) {
+        let entered = if kernel::is_in_cgroup() { Ok(()) } else { kernel::enter_cgroup() };
+        match (entered, &prepared) {
             (Ok(()), _) => {
                 kernel::withhold_devices(&mut command);
                 return Err(failed_exec(&mut command, name));
