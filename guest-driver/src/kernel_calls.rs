@@ -220,7 +220,8 @@ impl<'a> Object<'a> {
         length: usize,
         look: impl Fn(&[u8]) -> Vec<u64> + 'b,
     ) -> impl Iterator<Item = Vec<u64>> + 'b {
-        let mut piece = vec![0u8; PIECE];
+        // Each page of a piece costs a page fault, and most programs are small.
+        let mut piece = vec![0u8; PIECE.min(segment.size as usize)];
         (0..segment.size).step_by(PIECE - length + 1).map(move |begin| {
             let n = PIECE.min((segment.size - begin) as usize);
             let Some(part) = piece.get_mut(..n) else { return Vec::new() };
