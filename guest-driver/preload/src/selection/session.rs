@@ -19,7 +19,7 @@ use crate::sys::fork_lock::ForkLock;
 use crate::sys::own_copies::DriverLimit;
 use crate::sys::own_stack::OwnStack;
 use crate::sys::raw::Errno;
-use crate::sys::{leaked, own_copies, owned, raw};
+use crate::sys::{leaked, own_copies, owned, raw, timespec};
 use crate::{config, fork, last_thread, status};
 
 static CURRENT: AtomicPtr<ProcessSession> = AtomicPtr::new(std::ptr::null_mut());
@@ -218,18 +218,17 @@ fn raw_current() -> Option<&'static ProcessSession> {
 /// Number of free descriptors required before the library opens a device. A device takes about
 /// twenty, and the program needs some for further connections.
 const FREE_FDS: usize = 36;
+/// Upper bound of the numbers looked at for free ones.
+const MOST_NUMBERS: u64 = 1024;
 
-/// Whether this process may open so many more descriptors.
+/// Whether this process may open so many more descriptors, with numbers from `lowest` on. The limit is
+/// on numbers, and poll(2) tells which of them are free.
 fn has_free_fds(descriptors: usize, lowest: c_int) -> bool {
-    use rustix::event::{EventfdFlags, eventfd};
-    let Ok(first) = eventfd(0, EventfdFlags::CLOEXEC) else { return false };
-    // The limit is on numbers, not on the count of open ones, and a check of all numbers may take
-    // long. So try.
-    let others: Vec<_> = std::iter::repeat_with(|| rustix::io::fcntl_dupfd_cloexec(&first, lowest))
-        .map_while(Result::ok)
-        .take(descriptors.saturating_sub(1))
-        .collect();
-    others.len() + 1 == descriptors
+    let left = own_copies::limit().saturating_sub(lowest.cast_unsigned().into());
+    let numbers = (lowest..c_int::MAX).take(left.min(MOST_NUMBERS) as usize);
+    let mut list: Vec<_> = numbers.map(|fd| libc::pollfd { fd, events: 0, revents: 0 }).collect();
+    let _ = raw::ppoll(&mut list, Some(&timespec(Duration::ZERO)), None);
+    list.iter().filter(|entry| entry.revents & libc::POLLNVAL != 0).count() >= descriptors
 }
 
 /// Copies a descriptor to a number above the numbers of a device.

@@ -28,7 +28,8 @@ const HIGHEST_FLOOR: u64 = 60_000;
 /// Upper bound of the driver's lowest number: the kernel's table is as long as the highest number.
 const HIGHEST: u64 = 62_000;
 
-fn limit() -> u64 {
+/// The limit of the process on numbers of descriptors.
+pub(crate) fn limit() -> u64 {
     ism_sys::resource_limit(libc::RLIMIT_NOFILE).unwrap_or(u64::MAX)
 }
 
