@@ -18,7 +18,7 @@ use rustix::net::{
 use super::paths::{CAPTURE, in_place_of_planted, is_of_nobody, numbered, path_in};
 use super::{Process, find};
 use crate::capture;
-use ism_sys::{move_out_of_the_way, out_of_the_way, timespec};
+use ism_sys::{PollInterest, move_out_of_the_way, out_of_the_way, timespec};
 
 /// Number of clients at a time; others wait in the queue of the socket.
 const MAX_CLIENTS: usize = 8;
@@ -28,6 +28,8 @@ const CLIENT_TIMEOUT: Duration = Duration::from_secs(2);
 const SHORTAGE_PAUSE: Duration = Duration::from_millis(50);
 /// Time during which a report is used again for further clients.
 const REUSE_TIME: Duration = Duration::from_millis(20);
+/// The longest time before the thread looks for files left behind.
+const FIRST_LOOK: Duration = Duration::from_millis(500);
 /// Length of the queue of the socket.
 const BACKLOG: i32 = 64;
 /// The most stacks of one process with a socket.
@@ -64,8 +66,9 @@ impl Server {
         let spare = spare_of(&listener);
         let server = Server { path, pid: std::process::id(), listener: listener.clone() };
         let body = move || {
-            // Files left behind by other processes. The first connection need not wait for their
-            // removal.
+            // Files left behind by other processes. The program's first connection makes descriptors
+            // now, and would wait for each file that this thread looks at.
+            let _ = ism_sys::wait([(listener.as_fd(), PollInterest::Read)], Some(FIRST_LOOK));
             if let Some(directory) = directory {
                 find(&directory);
             }
