@@ -152,6 +152,9 @@ fn negotiate(
     } else {
         0
     };
+    // The next answer shows whether the daemon has taken these two: a daemon refusing one of them closes
+    // the connection.
+    frontend.set_hdr_flags(VhostUserHeaderFlag::empty());
     frontend.set_backend_request_fd(&daemon_end).map_err(step("SET_BACKEND_REQ_FD"))?;
     drop(daemon_end);
 
@@ -166,6 +169,7 @@ fn negotiate(
     }
     let accepted = (known - refused).bits() | VERSION_1 | PROTOCOL_FEATURES | (offered & EVENT_IDX);
     frontend.set_features(accepted).map_err(step("SET_FEATURES"))?;
+    frontend.set_hdr_flags(VhostUserHeaderFlag::NEED_REPLY);
     let config = read_config(&mut frontend)?;
     let mut features = Features::usable(offered, &config) - refused;
 
