@@ -19,10 +19,10 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
-pub use smc_core::benefit::{Choice, CostModel, Observation};
+pub use smc_core::benefit::{Choice, CostModel, ForegoneGains, Observation};
 use smc_core::benefit::{Estimate, LEARNED, SAMPLE_INTERVAL};
 
 use ism_sys::{SharedMem, SharedSlice, check_sealed, sealed_memfd};
@@ -195,10 +195,16 @@ impl TrafficTable {
         })
     }
 
-    /// The carrier for the next connection of a client to a server.
-    pub fn choose(&self, server: EndpointKey) -> Choice {
+    /// The carrier for the next connection of a client to a server. `foregone`: of a process without a
+    /// device.
+    pub fn choose(&self, server: EndpointKey, foregone: Option<&ForegoneGains>) -> Choice {
         let Some(at) = self.find(server.0) else { return Choice::Smc };
-        let choice = self.update(at, Estimate::choose);
+        let get = |word| self.word(at, word).load(Ordering::Relaxed);
+        let known = Estimate::from_bits(get(entry::ESTIMATE));
+        let lifetime = Duration::from_micros(get(entry::AVERAGES + 2));
+        let without_device = !known.is_on_tcp()
+            && foregone.is_some_and(|foregone| known.is_below_opening(lifetime, foregone));
+        let choice = self.update(at, |estimate| estimate.choose(without_device));
         match choice {
             Choice::Smc => return choice,
             Choice::Tcp => {}

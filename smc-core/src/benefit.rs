@@ -10,12 +10,16 @@
 //! - The first connections are on SMC, and after [`LEARNED`] of them the estimate may say TCP.
 //! - Of [`SAMPLE_INTERVAL`] connections left to TCP, one is a sample: its traffic is observed, on
 //!   TCP, too. The sample's gain, as computed for SMC, replaces the estimate.
+//! - A process without a device leaves connections to TCP, too, until their gains add up to the cost of
+//!   opening a device ([`ForegoneGains`]). So a process pays at most twice as much as with knowledge of
+//!   its later connections.
 //! - A single sample below [`RETURN`] does not change the choice, so the choice does not swing when
 //!   SMC and TCP are about equal.
 //!
 //! An estimate is one word, so processes can share an estimate without a lock. Every word is valid,
 //! because any of the processes may have stored any number.
 
+use core::sync::atomic::{AtomicU32, Ordering};
 use core::time::Duration;
 
 /// Number of ended connections after which an estimate may say TCP.
@@ -27,6 +31,12 @@ pub const SAMPLE_INTERVAL: u32 = 64;
 pub const LONG_LIVED: Duration = Duration::from_secs(10);
 /// How many times the set-up cost a single connection must gain for a return to SMC.
 pub const RETURN: u32 = 2;
+
+/// How many times the set-up cost of a connection a process pays to open a device.
+pub const OPENING: u32 = 12;
+/// Where connections last longer on average, a process opens its device for the first: the wait is less
+/// than a hundredth of the connection's life.
+pub const WORTH_A_WAIT: Duration = Duration::from_millis(300);
 
 /// Binary digits of a gain behind the point.
 const FRACTION: u32 = 16;
@@ -60,6 +70,26 @@ pub struct CostModel {
 /// The gain of a connection, in units of its set-up cost: a fixed-point number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Gain(u32);
+
+/// The gains of SMC that a process without a device has left to TCP so far.
+#[derive(Debug, Default)]
+pub struct ForegoneGains(AtomicU32);
+
+impl ForegoneGains {
+    /// A process without connections so far.
+    pub const fn new() -> ForegoneGains {
+        ForegoneGains(AtomicU32::new(0))
+    }
+
+    /// Adds the next connection. `true`: the gains are worth a device.
+    fn add(&self, gain: Gain) -> bool {
+        let with = |sum: u32| sum.saturating_add(gain.0);
+        // Relaxed: a sum of guesses, which orders nothing.
+        let before =
+            self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |sum| Some(with(sum)));
+        with(before.unwrap_or(0)) >= Gain::times(OPENING).0
+    }
+}
 
 /// The carrier of the next connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -158,10 +188,17 @@ impl Estimate {
             | u64::from(self.skipped) << (at + 1)
     }
 
-    /// The carrier of the next connection, and the new estimate.
+    /// Whether a process without a device leaves the next connection to TCP. `lifetime`: the mean of the
+    /// connections so far.
+    pub fn is_below_opening(&self, lifetime: Duration, foregone: &ForegoneGains) -> bool {
+        self.has_learned() && lifetime < WORTH_A_WAIT && !foregone.add(self.mean)
+    }
+
+    /// The carrier of the next connection, and the new estimate. `without_device`: the connection stays
+    /// on TCP in any case.
     #[must_use = "the estimate counts the connection"]
-    pub fn choose(self) -> (Choice, Estimate) {
-        if !self.on_tcp {
+    pub fn choose(self, without_device: bool) -> (Choice, Estimate) {
+        if !self.on_tcp && !without_device {
             return (Choice::Smc, self);
         }
         match self.skipped + 1 {
@@ -289,7 +326,7 @@ mod tests {
     fn one_of_64_that_stay_on_tcp_is_a_sample() {
         let mut estimate = on_tcp();
         for n in 1..=10 * SAMPLE_INTERVAL {
-            let (choice, next) = estimate.choose();
+            let (choice, next) = estimate.choose(false);
             let expected = if n % SAMPLE_INTERVAL == 0 { Choice::Sample } else { Choice::Tcp };
             assert_eq!(choice, expected, "{n}");
             estimate = next;
@@ -297,6 +334,33 @@ mod tests {
                 estimate = estimate.ended(SHORT);
             }
         }
+    }
+
+    /// Mean gain and lifetime of learned connections, and how many of them stay on TCP before the process
+    /// opens its device.
+    #[test]
+    fn a_process_opens_a_device_when_connections_have_paid_for_it() {
+        let millis = Duration::from_millis;
+        for (gain, lifetime, expected) in [
+            (Gain::times(1), millis(1), 11),
+            (Gain::times(5), millis(1), 2),
+            (Gain::times(11), millis(299), 1),
+            (Gain::times(12), millis(1), 0),
+            (Gain(MAX_GAIN), millis(1), 0),
+            (Gain::times(2), WORTH_A_WAIT, 0),
+        ] {
+            let known = after(Estimate::default(), [gain; LEARNED as usize]);
+            let foregone = ForegoneGains::new();
+            let on_tcp =
+                (0..100).take_while(|_| known.is_below_opening(lifetime, &foregone)).count();
+            assert_eq!(on_tcp, expected, "{gain:?} {lifetime:?}");
+            assert!(
+                !known.is_below_opening(lifetime, &foregone),
+                "the device is wanted from now on"
+            );
+        }
+        let learning = after(Estimate::default(), [Gain::times(1); LEARNED as usize - 1]);
+        assert!(!learning.is_below_opening(millis(1), &ForegoneGains::new()));
     }
 
     #[test]
@@ -353,10 +417,11 @@ mod tests {
         fn no_64_choices_in_a_row_are_blind(
             start in any_estimate(),
             gains in proptest::collection::vec(proptest::option::of(any_gain()), 300),
+            without_device in any::<bool>(),
         ) {
             let (mut estimate, mut in_a_row) = (start, 0);
             for gain in gains {
-                let (choice, next) = estimate.choose();
+                let (choice, next) = estimate.choose(without_device);
                 estimate = next;
                 in_a_row = if choice == Choice::Tcp { in_a_row + 1 } else { 0 };
                 prop_assert!(in_a_row < SAMPLE_INTERVAL);

@@ -78,12 +78,12 @@ fn number(name: &str) -> Option<usize> {
 fn is_program() -> bool {
     let Some((role, port)) = my_role() else { return false };
     let count = number("COUNT").unwrap();
-    let mut message = vec![7; 1024];
+    let mut message = vec![7; number("BYTES").unwrap_or(1024)];
     if role == "server" {
         let address = if port == PORT { HERE[0] } else { "127.0.0.1" };
         let listener = TcpListener::bind((address, port)).unwrap();
         let answer = |mut stream: TcpStream| {
-            let mut message = vec![0; 1024];
+            let mut message = vec![0; number("BYTES").unwrap_or(1024)];
             while stream.read_exact(&mut message).is_ok() {
                 stream.write_all(&message).unwrap();
             }
@@ -115,7 +115,7 @@ fn is_program() -> bool {
     for n in 0..count {
         let mut stream = TcpStream::connect((address, port)).unwrap();
         let is_long = number("LONG_FROM").is_some_and(|from| n >= from);
-        for _ in 0..if is_long { 200 } else { 1 } {
+        for _ in 0..if is_long { 600 } else { 1 } {
             stream.write_all(&message).unwrap();
             stream.read_exact(&mut message).unwrap();
         }
@@ -222,6 +222,31 @@ fn connections_that_become_long_return_to_smc() {
             assert_eq!(asked(&wire), LEARNED + 10, "each in a process: {each}");
             assert_eq!(fabric.decided().0, 2 * (LEARNED + 10), "{:?}", fabric.broken());
         }
+    });
+}
+
+/// A connection with a message of 1 MiB and its answer gains between a fourth and a sixth of the cost of
+/// a device.
+#[test]
+fn a_process_without_a_device_opens_one_after_some_connections() {
+    on_wire(|test, wire| {
+        let (fabric, passed) = (Fabric::new(4), Passed::new());
+        let mut all = 0;
+        for (each, count, on_tcp) in [(false, LEARNED + LATE, 0), (true, 3, 3), (false, 5, 2)] {
+            let (mut server, mut client) = (passed.program(&fabric), passed.program(&fabric));
+            for program in [&mut server, &mut client] {
+                program.env("BYTES", (1 << 20).to_string());
+            }
+            if each {
+                client.env("EACH_IN_A_PROCESS", "1");
+            }
+            run(test, server, client, PORT, count);
+            let smc = asked(&wire);
+            assert_eq!(smc, count - on_tcp, "each in a process: {each}");
+            all += smc;
+        }
+        assert_eq!(fabric.decided().0, 2 * all, "{:?}", fabric.broken());
+        assert_eq!(fabric.said("too short to be faster on SMC"), 5);
     });
 }
 

@@ -26,7 +26,7 @@ fn run_of(program: &str, file: &Path) -> Arc<TrafficTable> {
 fn connect(file: &Path, n: u16, seen: (u64, u64)) -> Choice {
     let table = run_of("/bin/client", file);
     let key = table.key(&server(n));
-    let choice = table.choose(key);
+    let choice = table.choose(key, None);
     let (bytes, round_trips) = seen;
     match choice {
         Choice::Tcp => {}
@@ -62,7 +62,7 @@ fn runs_of_a_program_with_one_connection_each_learn_together() {
     // Another server, and another program.
     assert_eq!(connect(&file, 2, SHORT), Choice::Smc);
     let other = run_of("/bin/other", &file);
-    assert_eq!(other.choose(other.key(&server(1))), Choice::Smc);
+    assert_eq!(other.choose(other.key(&server(1)), None), Choice::Smc);
 }
 
 #[test]
@@ -222,7 +222,10 @@ fn any_words_in_a_file_are_borne() {
         table.endpoints();
         let key = table.key(&server(1));
         table.is_plain(key, || 1);
-        assert!((0..64).any(|_| table.choose(key) != Choice::Tcp), "a connection is observed");
+        assert!(
+            (0..64).any(|_| table.choose(key, None) != Choice::Tcp),
+            "a connection is observed"
+        );
         table.observe(&server(1), false).ended((u64::MAX, u64::MAX), &CostModel::HOST);
     }
 }

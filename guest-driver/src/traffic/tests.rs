@@ -21,7 +21,7 @@ fn key(table: &TrafficTable, server: u32) -> EndpointKey {
 }
 
 fn connect(table: &Arc<TrafficTable>, server: u32, seen: (u64, u64)) -> Choice {
-    let choice = table.choose(key(table, server));
+    let choice = table.choose(key(table, server), None);
     match choice {
         Choice::Tcp => {}
         Choice::Sample => table.add_sample(
@@ -44,7 +44,7 @@ fn a_sample_is_judged_by_the_costs_of_the_connections_on_smc() {
         // 100 KiB and 3 round trips.
         let seen = Observation { bytes: 100 << 10, round_trips: 3, ..Observation::default() };
         table.add_sample(key(&table, 1), &seen);
-        assert_eq!(table.choose(key(&table, 1)) == Choice::Tcp, stays, "{model:?}");
+        assert_eq!(table.choose(key(&table, 1), None) == Choice::Tcp, stays, "{model:?}");
         table.add_sample(key(&table, 2), &seen);
         assert_eq!(table.endpoints().len(), 1, "a sample makes no entry");
     }
@@ -92,9 +92,9 @@ fn programs_and_ends_do_not_learn_from_each_other() {
         one.observe(&Endpoint::Listener(address(1)), false).ended(SHORT, &CostModel::HOST);
         connect(&one, 2, SHORT);
     }
-    assert_eq!(one.choose(key(&one, 1)), Choice::Smc);
-    assert_eq!(one.choose(key(&one, 2)), Choice::Tcp);
-    assert_eq!(other.choose(key(&other, 2)), Choice::Smc);
+    assert_eq!(one.choose(key(&one, 1), None), Choice::Smc);
+    assert_eq!(one.choose(key(&one, 2), None), Choice::Tcp);
+    assert_eq!(other.choose(key(&other, 2), None), Choice::Smc);
     assert_eq!((one.endpoints().len(), other.endpoints().len()), (2, 0));
     one.count_tcp(one.key(&Endpoint::Listener(address(1))));
     one.count_tcp(one.key(&Endpoint::Listener(address(7))));
@@ -147,7 +147,7 @@ fn any_words_are_borne() {
         // A connection is observed all the same.
         let at = table.find(key(&table, 1).0).unwrap();
         table.word(at, entry::ESTIMATE).store(value, Ordering::Relaxed);
-        assert!((0..64).any(|_| table.choose(key(&table, 1)) != Choice::Tcp));
+        assert!((0..64).any(|_| table.choose(key(&table, 1), None) != Choice::Tcp));
     }
 }
 
@@ -170,7 +170,7 @@ fn many_threads_lose_no_choice() {
         for table in &all {
             scope.spawn(|| {
                 for _ in 0..64 * 25 {
-                    if table.choose(key(table, 1)) == Choice::Sample {
+                    if table.choose(key(table, 1), None) == Choice::Sample {
                         samples.fetch_add(1, Ordering::Relaxed);
                     }
                 }

@@ -16,10 +16,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use guest_driver::traffic::{Choice, Endpoint, EndpointKey, Observation, TrafficTable};
+use guest_driver::traffic::{
+    Choice, Endpoint, EndpointKey, ForegoneGains, Observation, TrafficTable,
+};
 use guest_driver::{ConnectionInfo, SmcStream};
 use ism_sys::OnceBox;
 
+use crate::selection::session;
 use crate::sys::{borrowed, raw};
 use crate::{config, fork};
 
@@ -51,6 +54,9 @@ static SAMPLES: [Sample; 16] = [const {
 }; 16];
 /// Number of samples so far. Modulo the number of places it is the place of the next sample.
 static NEXT: AtomicUsize = AtomicUsize::new(0);
+
+/// The gains of SMC left to TCP until this process has a device.
+static FOREGONE: ForegoneGains = ForegoneGains::new();
 
 /// The table of earlier connections; the first call adopts the table.
 fn learned() -> Option<&'static Arc<TrafficTable>> {
@@ -103,7 +109,8 @@ pub(super) fn choose_tcp(server: &SocketAddr) -> Option<PlainConnection> {
     if table.is_plain(key, raw::monotonic_micros) {
         return Some(PlainConnection { sampled: None, by_server: true });
     }
-    match table.choose(key) {
+    let has_device = config.forces(server) || session::opened().is_some();
+    match table.choose(key, Some(&FOREGONE).filter(|_| !has_device)) {
         _ if config.forces(server) => None,
         Choice::Smc => None,
         Choice::Tcp => Some(PlainConnection { sampled: None, by_server: false }),
