@@ -213,6 +213,7 @@ fn a_keeper_takes_no_memory_of_its_program() {
 
 /// The bytes are lost, so their end is a reset. The log and the report say why.
 #[test]
+#[cfg_attr(target_feature = "crt-static", ignore = "functions of a static program are its own")]
 fn a_keeper_whose_thread_does_not_go_on_ends() {
     const TEST: &str = "a_keeper_whose_thread_does_not_go_on_ends";
     if let Some((_, port)) = my_role() {

@@ -123,7 +123,8 @@ impl Fabric {
             .env("SMC_RUN_ACCEPT", "*")
             .env("SMC_RUN_STATUS", self.dir.join("status"));
         if cfg!(target_feature = "crt-static") {
-            // The tests are programs of theirs.
+            // The tests are programs of theirs. Other programs may execute them.
+            command.env("SMC_RUN_GO", "true");
             load_into(&mut command, program.as_ref());
         }
         command
@@ -439,9 +440,10 @@ pub fn my_role() -> Option<(String, u16)> {
     Some((role, std::env::var("PRELOAD_TEST_PORT").unwrap().parse().unwrap()))
 }
 
-/// A program of `tests/contract`, compiled with these options.
+/// A program of `tests/contract`, compiled with these options. The program of a static test is static.
 pub fn compiled(name: &str, options: &[&str]) -> PathBuf {
-    compiled_of("contract", name, &[&["-g", "-pthread"], options].concat())
+    let linked: &[&str] = if cfg!(target_feature = "crt-static") { &["-static"] } else { &[] };
+    compiled_of("contract", name, &[&["-g", "-pthread"], linked, options].concat())
 }
 
 /// A program or library of a folder of `tests`. The file is in Cargo's directory for tests.

@@ -12,7 +12,7 @@
 //! The second form runs the sequences whose names contain a word, and prints the result of each. The
 //! third form runs the sequences by a static program, whose system calls the kernel dispatches:
 //!
-//!     guest-driver/preload/tests/static.sh
+//!     guest-driver/preload/tests/static.sh differential
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]
 #![allow(clippy::undocumented_unsafe_blocks, reason = "the calls are what is tested")]
 
