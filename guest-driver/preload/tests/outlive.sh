@@ -18,6 +18,11 @@ cd "$(dirname "$0")/../../.."
 
 all=(redis nginx haproxy postgresql tokio)
 packages=(redis-server redis-tools nginx-light wrk curl haproxy postgresql iproute2)
+# Programs with system calls of their own.
+if [ "$(uname -m)" = x86_64 ]; then
+    all+=(static go)
+    packages+=(golang-go)
+fi
 deaths=50
 own_option() {
     [ "$1" = --quick ] || return 1
@@ -92,7 +97,7 @@ ends() {
 # on COMMAND...: runs a command on SMC.
 on() {
     ${as_process:-} "${network[@]}" "${user[@]}" "$scratch/smc" run --device "$scratch/devices" --always '*' \
-        "${peers[@]}" "$@"
+        "${peers[@]}" "${door[@]}" "$@"
 }
 
 # serve PORT COMMAND...: starts a server on SMC, and waits until it listens.
@@ -250,7 +255,18 @@ pg_bench() {
 
 # Programs of the workspace's own tests: messages of many lengths over eight connections at a time.
 test_tokio() {
-    test=$(cargo test --workspace --test programs --no-run --message-format=json 2>"$own/build" |
+    echoes cargo test --workspace --test programs --no-run --message-format=json
+}
+
+# The same as a static program.
+test_static() {
+    door=(--system-calls)
+    echoes cargo rustc -p smc-preload --test programs --message-format=json -- -C target-feature=+crt-static
+}
+
+# echoes COMMAND...: the command builds the program.
+echoes() {
+    test=$("$@" 2>"$own/build" |
         sed -n 's/.*"name":"programs".*"executable":"\([^"]*\)".*/\1/p' | tail -1)
     serve 7005 env PRELOAD_TEST_ROLE=server "${echo[@]}" "$test" "${exactly[@]}"
     again tokio_asks
@@ -262,10 +278,24 @@ tokio_asks() {
     on env PRELOAD_TEST_ROLE=client SMC_PROGRAMS_FULL=1 "${echo[@]}" "$test" "${exactly[@]}"
 }
 
+# A static program in Go, whose runtime is busy with signals, collections and children meanwhile.
+test_go() {
+    door=(--system-calls)
+    CGO_ENABLED=0 GOFLAGS=-mod=mod GOCACHE=$own/cache \
+        go build -o "$own/checked" guest-driver/preload/tests/programs/code/checked.go
+    serve 7006 "$own/checked" serve 127.0.0.1:7006
+    again go_asks
+}
+
+go_asks() {
+    on "$own/checked" ask 127.0.0.1:7006 20 5000
+}
+
 # What each of them needs.
 declare -A needs=(
     [redis]='redis-server redis-cli redis-benchmark' [nginx]='nginx wrk curl'
     [haproxy]='haproxy nginx wrk curl' [postgresql]=/usr/lib/postgresql [tokio]=cargo
+    [static]=cargo [go]=go
 )
 
 # Deaths ----------------------------------------------------------------------------------------------
@@ -281,7 +311,7 @@ await_device() {
 
 # under PROGRAM: ends daemons while the program's clients run. Fails if one of the clients has.
 under() {
-    local n signal network=() user=() peers=(--peer '*') left=0 stayed=0 pid
+    local n signal network=() user=() peers=(--peer '*') door=() left=0 stayed=0 pid
     own=$scratch/$1 clients=() processes=()
     mkdir "$own"
     : >"$own/rounds"
