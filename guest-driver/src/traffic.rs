@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
-pub use smc_core::benefit::{Choice, CostModel, ForegoneGains, Observation};
+pub use smc_core::benefit::{Choice, CostModel, GainsOnSmc, Observation};
 use smc_core::benefit::{Estimate, LEARNED, SAMPLE_INTERVAL};
 
 use ism_sys::{SharedMem, SharedSlice, check_sealed, sealed_memfd};
@@ -195,15 +195,15 @@ impl TrafficTable {
         })
     }
 
-    /// The carrier for the next connection of a client to a server. `foregone`: of a process without a
+    /// The carrier for the next connection of a client to a server. `missed`: of a process without a
     /// device.
-    pub fn choose(&self, server: EndpointKey, foregone: Option<&ForegoneGains>) -> Choice {
+    pub fn choose(&self, server: EndpointKey, missed: Option<&GainsOnSmc>) -> Choice {
         let Some(at) = self.find(server.0) else { return Choice::Smc };
         let get = |word| self.word(at, word).load(Ordering::Relaxed);
         let known = Estimate::from_bits(get(entry::ESTIMATE));
         let lifetime = Duration::from_micros(get(entry::AVERAGES + 2));
         let without_device = !known.is_on_tcp()
-            && foregone.is_some_and(|foregone| known.is_below_opening(lifetime, foregone));
+            && missed.is_some_and(|missed| known.is_below_opening(lifetime, missed));
         let choice = self.update(at, |estimate| estimate.choose(without_device));
         match choice {
             Choice::Smc => return choice,

@@ -11,7 +11,7 @@
 //! - Of [`SAMPLE_INTERVAL`] connections left to TCP, one is a sample: its traffic is observed, on
 //!   TCP, too. The sample's gain, as computed for SMC, replaces the estimate.
 //! - A process without a device leaves connections to TCP, too, until their gains add up to the cost of
-//!   opening a device ([`ForegoneGains`]). So a process pays at most twice as much as with knowledge of
+//!   opening a device ([`GainsOnSmc`]). So a process pays at most twice as much as with knowledge of
 //!   its later connections.
 //! - A single sample below [`RETURN`] does not change the choice, so the choice does not swing when
 //!   SMC and TCP are about equal.
@@ -73,12 +73,12 @@ pub struct Gain(u32);
 
 /// The gains of SMC that a process without a device has left to TCP so far.
 #[derive(Debug, Default)]
-pub struct ForegoneGains(AtomicU32);
+pub struct GainsOnSmc(AtomicU32);
 
-impl ForegoneGains {
+impl GainsOnSmc {
     /// A process without connections so far.
-    pub const fn new() -> ForegoneGains {
-        ForegoneGains(AtomicU32::new(0))
+    pub const fn new() -> GainsOnSmc {
+        GainsOnSmc(AtomicU32::new(0))
     }
 
     /// Adds the next connection. `true`: the gains are worth a device.
@@ -190,8 +190,8 @@ impl Estimate {
 
     /// Whether a process without a device leaves the next connection to TCP. `lifetime`: the mean of the
     /// connections so far.
-    pub fn is_below_opening(&self, lifetime: Duration, foregone: &ForegoneGains) -> bool {
-        self.has_learned() && lifetime < WORTH_A_WAIT && !foregone.add(self.mean)
+    pub fn is_below_opening(&self, lifetime: Duration, missed: &GainsOnSmc) -> bool {
+        self.has_learned() && lifetime < WORTH_A_WAIT && !missed.add(self.mean)
     }
 
     /// The carrier of the next connection, and the new estimate. `without_device`: the connection stays
@@ -350,17 +350,13 @@ mod tests {
             (Gain::times(2), WORTH_A_WAIT, 0),
         ] {
             let known = after(Estimate::default(), [gain; LEARNED as usize]);
-            let foregone = ForegoneGains::new();
-            let on_tcp =
-                (0..100).take_while(|_| known.is_below_opening(lifetime, &foregone)).count();
+            let missed = GainsOnSmc::new();
+            let on_tcp = (0..100).take_while(|_| known.is_below_opening(lifetime, &missed)).count();
             assert_eq!(on_tcp, expected, "{gain:?} {lifetime:?}");
-            assert!(
-                !known.is_below_opening(lifetime, &foregone),
-                "the device is wanted from now on"
-            );
+            assert!(!known.is_below_opening(lifetime, &missed), "the device is wanted from now on");
         }
         let learning = after(Estimate::default(), [Gain::times(1); LEARNED as usize - 1]);
-        assert!(!learning.is_below_opening(millis(1), &ForegoneGains::new()));
+        assert!(!learning.is_below_opening(millis(1), &GainsOnSmc::new()));
     }
 
     #[test]

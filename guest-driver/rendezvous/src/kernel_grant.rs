@@ -20,14 +20,34 @@ use std::path::{Path, PathBuf};
 
 use rustix::net::Protocol;
 
-use super::kernel_sockets::{NoKernelSockets, attach_for};
+use super::kernel_sockets::{KernelSockets, NoKernelSockets, SMC, attach_for};
 use super::{bpf, cgroup};
 
 const GRANTS: &str = "/sys/fs/bpf/smc";
 const LINK: &str = "link";
 const CGROUP: &str = "cgroup";
 
-pub(super) fn grant(protocol: Protocol, cgroup: &Path) -> Result<(), NoKernelSockets> {
+impl KernelSockets {
+    /// Gives the processes of a cgroup, and of its descendants, sockets of AF_SMC until
+    /// [`KernelSockets::revoke`], or until the cgroup goes. An existing grant of the cgroup is kept.
+    ///
+    /// # Errors
+    /// `cgroup` is no directory of cgroup v2, or is the root of all; or the missing precondition.
+    pub fn grant(cgroup: &Path) -> Result<(), NoKernelSockets> {
+        grant(SMC, cgroup)
+    }
+
+    /// Takes a grant back; `false`: there is none. Existing sockets stay as they are. The kernel ends the link
+    /// some milliseconds later; sockets made until then are sockets of AF_SMC.
+    ///
+    /// # Errors
+    /// `cgroup` is no directory of cgroup v2, or is the root of all; or a file of the grant stays.
+    pub fn revoke(cgroup: &Path) -> Result<bool, NoKernelSockets> {
+        revoke(cgroup)
+    }
+}
+
+fn grant(protocol: Protocol, cgroup: &Path) -> Result<(), NoKernelSockets> {
     remove_old()?;
     let (directory, path) = cgroup::open_below_root(cgroup)?;
     let grant = of_cgroup(&directory)?;
@@ -44,7 +64,7 @@ pub(super) fn grant(protocol: Protocol, cgroup: &Path) -> Result<(), NoKernelSoc
     bpf::pin(attached.as_fd(), &link).map_err(at(&link))
 }
 
-pub(super) fn revoke(cgroup: &Path) -> Result<bool, NoKernelSockets> {
+fn revoke(cgroup: &Path) -> Result<bool, NoKernelSockets> {
     remove_old()?;
     let (directory, _) = cgroup::open_below_root(cgroup)?;
     let grant = of_cgroup(&directory)?;

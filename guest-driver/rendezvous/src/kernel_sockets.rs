@@ -33,7 +33,6 @@ use thiserror::Error;
 use super::assembler::{Assembler, Helper, Instruction, Reg, When, Width};
 use super::bpf::{self, Hook, Map, MapKind};
 use super::cgroup::Temporary;
-use super::kernel_grant;
 use super::kernel_types;
 use super::unavailable::{Rejected, Unavailable};
 
@@ -45,7 +44,7 @@ const IPPROTO_MPTCP: i32 = 262;
 const TYPE_MASK: i32 = 0xf;
 
 /// IPPROTO_SMC.
-const SMC: Protocol = match RawProtocol::new(256) {
+pub(super) const SMC: Protocol = match RawProtocol::new(256) {
     Some(raw) => Protocol::from_raw(raw),
     None => ipproto::TCP,
 };
@@ -117,24 +116,6 @@ impl KernelSockets {
         let cgroup = Temporary::make(name)?;
         let link = attach_for(protocol, &cgroup.open()?)?;
         Ok(KernelSockets { cgroup, _link: link })
-    }
-
-    /// Gives the processes of a cgroup, and of its descendants, sockets of AF_SMC until
-    /// [`KernelSockets::revoke`], or until the cgroup goes. An existing grant of the cgroup is kept.
-    ///
-    /// # Errors
-    /// `cgroup` is no directory of cgroup v2, or is the root of all; or the missing precondition.
-    pub fn grant(cgroup: &Path) -> Result<(), NoKernelSockets> {
-        kernel_grant::grant(SMC, cgroup)
-    }
-
-    /// Takes a grant back; `false`: there is none. Existing sockets stay as they are. The kernel ends the link
-    /// some milliseconds later; sockets made until then are sockets of AF_SMC.
-    ///
-    /// # Errors
-    /// `cgroup` is no directory of cgroup v2, or is the root of all; or a file of the grant stays.
-    pub fn revoke(cgroup: &Path) -> Result<bool, NoKernelSockets> {
-        kernel_grant::revoke(cgroup)
     }
 
     /// Whether [`KernelSockets::make`] would find everything but the right to make a cgroup.

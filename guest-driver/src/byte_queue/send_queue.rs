@@ -83,6 +83,9 @@ pub(crate) struct SendQueue {
     pub(crate) limit: usize,
     /// The most bytes in the queue by TCP_NOTSENT_LOWAT.
     pub(crate) unsent_limit: usize,
+    /// The longest time without a read of the peer while a write finds no room (TCP_USER_TIMEOUT);
+    /// `None`: as long as the peer lives.
+    pub(crate) user_timeout: Option<Duration>,
     /// The last write without room.
     pub(crate) full: Option<FullRing>,
     /// Bytes taken out by a thread to be sent, and neither sent nor put back yet.
@@ -92,7 +95,8 @@ pub(crate) struct SendQueue {
 impl Default for SendQueue {
     fn default() -> SendQueue {
         let bytes = ByteQueue::default();
-        SendQueue { bytes, limit: LIMIT, unsent_limit: usize::MAX, full: None, taken: 0 }
+        let (unsent_limit, user_timeout) = (usize::MAX, None);
+        SendQueue { bytes, limit: LIMIT, unsent_limit, user_timeout, full: None, taken: 0 }
     }
 }
 

@@ -43,7 +43,9 @@ impl ConnectionHandler for Conn {
         self.check_blocked_writer();
         self.answer_flags();
         self.shared.check_keepalive();
-        self.check_user_timeout();
+        if self.shared.has_queued() || self.shared.waiting.is_write_blocked() {
+            self.tx().check_user_timeout(&self.shared);
+        }
         // While the descriptor shows readable and writable, the line is not armed, which spares the
         // peer a kick per message. A half close or the end must show all the same.
         self.sync_readiness();

@@ -2,7 +2,7 @@
 //! Options of a connection, without an immediate effect visible to the peer.
 
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use ism_sys::{OnceBox, is_free};
@@ -15,8 +15,6 @@ pub(super) struct Options {
     nodelay: OnceBox<AtomicBool>,
     /// The beginning of the peer's silence; `None`: silence is not tested.
     pub(super) keepalive: Mutex<Option<Silence>>,
-    /// TCP_USER_TIMEOUT, milliseconds; 0: none.
-    user_timeout: AtomicU32,
     /// The longest wait of a closed connection for the closing words of its peer.
     pub(super) close_timeout: Duration,
 }
@@ -27,7 +25,6 @@ impl Options {
             nonblocking: AtomicBool::new(false),
             nodelay: OnceBox::new(),
             keepalive: Mutex::new(None),
-            user_timeout: AtomicU32::new(0),
             close_timeout,
         }
     }
@@ -46,17 +43,6 @@ impl Options {
     #[inline]
     pub(super) fn is_nonblocking(&self) -> bool {
         self.nonblocking.load(Ordering::Relaxed)
-    }
-
-    /// Sets TCP_USER_TIMEOUT, milliseconds; 0: none.
-    pub(super) fn set_user_timeout(&self, milliseconds: u32) {
-        self.user_timeout.store(milliseconds, Ordering::Relaxed);
-    }
-
-    /// How long bytes may find no room at the peer; `None`: as long as the peer lives.
-    pub(super) fn user_timeout(&self) -> Option<Duration> {
-        let milliseconds = self.user_timeout.load(Ordering::Relaxed);
-        (milliseconds != 0).then(|| Duration::from_millis(milliseconds.into()))
     }
 
     /// Remembers TCP_NODELAY.

@@ -8,6 +8,7 @@ use std::time::Instant;
 use smc_core::connection::{Event, Sender};
 use smc_core::stream::{CHUNK, SendPath};
 
+use super::end_word::Failure;
 use super::parts::{Shared, Tx};
 use crate::byte_queue::send_queue::{FullRing, MAX_TURNS, STALL, SendQueue, queues_are_held};
 use crate::byte_queue::{BytePiece, ByteQueue};
@@ -74,6 +75,23 @@ impl Tx {
     /// free, so a writer is not woken for every byte.
     pub(super) fn shows_room_in_queue(&self) -> bool {
         self.queue.len() <= self.queue.limit / 3 * 2 && self.may_queue()
+    }
+
+    /// Ends a connection past the user timeout of its queue: calls fail with `TimedOut`, and the peer finds
+    /// the connection reset.
+    pub(super) fn check_user_timeout(&mut self, shared: &Shared) {
+        let Some(limit) = self.queue.user_timeout else { return };
+        if self.half.path() != SendPath::Ring || self.is_paused() {
+            return;
+        }
+        self.refresh(shared);
+        if !self.queue.is_empty() {
+            self.note_full();
+        }
+        if self.full().is_some_and(|full| full.since.elapsed() >= limit) {
+            shared.end.fail(Failure::TimedOut);
+            self.step(shared, Event::Abort);
+        }
     }
 
     /// A call gives up. Its flags for the peer may still be true of queued bytes.

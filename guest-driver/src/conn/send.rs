@@ -4,13 +4,11 @@
 use std::io::{self, IoSlice};
 use std::time::Instant;
 
-use smc_core::connection::Event;
 use smc_core::stream::SendPath;
 
-use super::end_word::Failure;
 use super::parts::{Conn, Tx};
 use crate::byte_queue::ByteQueue;
-use crate::byte_queue::send_queue::{LOOK, UNREAD};
+use crate::byte_queue::send_queue::{LOOK, SendQueue, UNREAD};
 use crate::capture;
 use crate::reactor::wait::Deadline;
 
@@ -213,34 +211,11 @@ impl Conn {
         tx.queue.limit = all.saturating_sub(tx.half.sender.usable() as usize);
     }
 
-    /// Bounds the queued bytes, as TCP_NOTSENT_LOWAT does; 0: by SO_SNDBUF only.
-    pub(crate) fn set_unsent_limit(&self, bytes: usize) {
-        self.tx().queue.unsent_limit = if bytes == 0 { usize::MAX } else { bytes };
+    /// Changes limits of the send queue.
+    pub(crate) fn limit_queue(&self, set: impl FnOnce(&mut SendQueue)) {
+        set(&mut self.tx().queue);
         // There may be room now.
         self.check_blocked_writer();
-    }
-
-    /// Bounds the time without a read of the peer while a write finds no room, as TCP_USER_TIMEOUT does.
-    pub(crate) fn set_user_timeout(&self, milliseconds: u32) {
-        self.shared.options.set_user_timeout(milliseconds);
-    }
-
-    /// Ends a connection past its [`Conn::set_user_timeout`]: calls fail with `TimedOut`, and the peer
-    /// finds the connection reset.
-    pub(super) fn check_user_timeout(&self) {
-        let Some(limit) = self.shared.options.user_timeout() else { return };
-        let mut tx = self.tx();
-        if tx.half.path() != SendPath::Ring || tx.is_paused() {
-            return;
-        }
-        tx.refresh(&self.shared);
-        if !tx.queue.is_empty() {
-            tx.note_full();
-        }
-        if tx.full().is_some_and(|full| full.since.elapsed() >= limit) {
-            self.shared.end.fail(Failure::TimedOut);
-            tx.step(&self.shared, Event::Abort);
-        }
     }
 
     /// Sends waiting bytes, as far as possible now.

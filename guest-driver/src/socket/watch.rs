@@ -520,7 +520,8 @@ impl SmcStream {
     /// for TCP.
     pub fn set_unsent_limit(&self, bytes: usize) {
         if let Some(conn) = self.conn() {
-            conn.set_unsent_limit(bytes);
+            let limit = if bytes == 0 { usize::MAX } else { bytes };
+            conn.limit_queue(|queue| queue.unsent_limit = limit);
         }
     }
 
@@ -528,7 +529,10 @@ impl SmcStream {
     /// in milliseconds; 0: no bound. Later the connection fails with `TimedOut`. Does nothing for TCP.
     pub fn set_user_timeout(&self, milliseconds: u32) {
         if let Some(conn) = self.conn() {
-            conn.set_user_timeout(milliseconds);
+            let limit = Duration::from_millis(milliseconds.into());
+            conn.limit_queue(|queue| {
+                queue.user_timeout = Some(limit).filter(|limit| !limit.is_zero())
+            });
         }
     }
 

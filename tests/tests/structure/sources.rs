@@ -116,7 +116,9 @@ impl Source {
     fn without_tests(&self) -> Source {
         let is_module = |rest: &str| {
             let mut items = rest.lines().filter(|line| !line.starts_with("#["));
-            items.next().is_some_and(|item| item.starts_with("mod ") && item.ends_with('{'))
+            let item = items.next().unwrap_or_default();
+            let item = item.strip_prefix("pub(super) ").unwrap_or(item);
+            item.starts_with("mod ") && item.ends_with('{')
         };
         let of_tests = ["\n#[cfg(test)]\n", "\n#[cfg(all(test, "];
         let tests = of_tests.iter().flat_map(|start| self.text.match_indices(start));

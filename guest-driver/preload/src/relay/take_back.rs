@@ -26,7 +26,6 @@ use std::time::{Duration, Instant};
 use super::flow::Relay;
 use super::{holders, list};
 use crate::fork;
-use crate::selection::inherited_options;
 use crate::socket::stream::{StreamSocket, TemporaryRelay};
 use crate::socket::table::{DESCRIPTORS, DescriptorRef, NUMBERS};
 use crate::socket::{descriptors, registrations};
@@ -205,9 +204,8 @@ fn follow_options(socket: &StreamSocket, tcp: c_int, flags: c_int) {
     options.set_low_water(u32::try_from(number(libc::SO_RCVLOWAT)).unwrap_or(0));
     if let Some(stream) = socket.smc() {
         let _ = stream.set_oob_inline(number(libc::SO_OOBINLINE) != 0);
-        if let Some(milliseconds) = inherited_options::user_timeout(tcp) {
-            stream.set_user_timeout(milliseconds);
-        }
+        let timeout = raw::socket_option(tcp, libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT);
+        stream.set_user_timeout(timeout.ok().and_then(|ms| ms.try_into().ok()).unwrap_or(0));
         if stream.programs_linger().is_none()
             && let Ok(linger) = rustix::net::sockopt::socket_linger(borrowed(tcp))
         {

@@ -51,7 +51,7 @@ pub(super) fn choose(fd: c_int, socket: &StreamSocket, to: Option<SocketAddr>) -
     option::refresh_policy();
     let may_ask = socket.stage() != SocketStage::UnconnectedForTcp;
     let Some(to) = to.filter(|_| may_ask) else { return TcpChoice::expected(Fallback::Asked) };
-    if let Some(plain) = worthwhile::choose_tcp(&to) {
+    if let Some(plain) = worthwhile::choose_tcp(&to, session::opened().is_some()) {
         let not_smc = FallbackReason::PeerNotSmc.into();
         let why = if plain.by_server { not_smc } else { Fallback::TooShort };
         return TcpChoice::reported(why, to, Some(plain));

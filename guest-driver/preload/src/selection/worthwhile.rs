@@ -16,13 +16,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use guest_driver::traffic::{
-    Choice, Endpoint, EndpointKey, ForegoneGains, Observation, TrafficTable,
-};
+use guest_driver::traffic::{Choice, Endpoint, EndpointKey, GainsOnSmc, Observation, TrafficTable};
 use guest_driver::{ConnectionInfo, SmcStream};
 use ism_sys::OnceBox;
 
-use crate::selection::session;
 use crate::sys::{borrowed, raw};
 use crate::{config, fork};
 
@@ -56,7 +53,7 @@ static SAMPLES: [Sample; 16] = [const {
 static NEXT: AtomicUsize = AtomicUsize::new(0);
 
 /// The gains of SMC left to TCP until this process has a device.
-static FOREGONE: ForegoneGains = ForegoneGains::new();
+static LEFT: GainsOnSmc = GainsOnSmc::new();
 
 /// The table of earlier connections; the first call adopts the table.
 fn learned() -> Option<&'static Arc<TrafficTable>> {
@@ -101,16 +98,16 @@ pub(super) fn note_plain(server: &SocketAddr) {
     }
 }
 
-/// Leaves the next connection to a server to TCP, if SMC would be slower or the server does not
-/// speak SMC.
-pub(super) fn choose_tcp(server: &SocketAddr) -> Option<PlainConnection> {
+/// Leaves the next connection to a server to TCP, if SMC would be slower, or a device for it while
+/// the process has none, or if the server does not speak SMC.
+pub(super) fn choose_tcp(server: &SocketAddr, has_device: bool) -> Option<PlainConnection> {
     let (table, config) = (learned()?, config::get()?);
     let key = table.key(&Endpoint::Server(*server));
     if table.is_plain(key, raw::monotonic_micros) {
         return Some(PlainConnection { sampled: None, by_server: true });
     }
-    let has_device = config.forces(server) || session::opened().is_some();
-    match table.choose(key, Some(&FOREGONE).filter(|_| !has_device)) {
+    let is_free = has_device || config.forces(server);
+    match table.choose(key, Some(&LEFT).filter(|_| !is_free)) {
         _ if config.forces(server) => None,
         Choice::Smc => None,
         Choice::Tcp => Some(PlainConnection { sampled: None, by_server: false }),

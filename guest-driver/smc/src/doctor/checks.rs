@@ -304,7 +304,7 @@ fn kernel_smc() -> Finding {
     }
 }
 
-/// What the kernel needs to make sockets of AF_SMC for programs without libc, too.
+/// Whether the kernel can make sockets of AF_SMC for programs without libc, too.
 fn kernel_smc_for_all() -> Finding {
     const NAME: &str = "af_smc-bpf";
     let file = |path: &str| Path::new(path).exists();
