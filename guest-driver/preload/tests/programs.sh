@@ -22,14 +22,14 @@ cd "$(dirname "$0")/../../.."
 
 quick=(iperf3 redis-server redis-tools nginx-light wrk curl memcached libmemcached-tools
        openssh-server openssh-client openssl iproute2 git haproxy socat whois rsync python3 bsdutils
-       gunicorn apache2-utils tshark golang-go python3-pip caddy busybox-static gcc libc6-dev musl-tools)
+       gunicorn python3-grpcio apache2-utils tshark golang-go python3-pip caddy busybox-static gcc libc6-dev musl-tools)
 all=("${quick[@]}" postgresql nodejs default-jdk-headless gdb
      ncat netcat-openbsd microsocks vsftpd lftp mosquitto mosquitto-clients
      python3-gevent uvicorn python3-uvloop apache2-bin
      mariadb-server mariadb-client sysbench rabbitmq-server amqp-tools openmpi-bin python3-mpi4py
      openbsd-inetd dovecot-imapd systemd
      stunnel4 lighttpd varnish squid zookeeper python3-kazoo)
-quick_tests=(iperf3 redis limits:: captured:: nginx memcached ssh haproxy git socat bash logger whois rsync echo:: bun
+quick_tests=(iperf3 redis limits:: captured:: nginx memcached ssh haproxy git socat bash logger whois rsync echo:: bun grpc
              go_ caddy static_programs::)
 
 profile=() soak=false learn=false forced=false packages=("${all[@]}")

@@ -188,7 +188,6 @@ fn go_checked() {
 }
 
 /// The echo server and client of checked.go, in one language or in two.
-#[cfg(target_arch = "x86_64")]
 pub fn echoes_checked(name: &str, server: &str, client: &str, requests: u32, net: &Net) {
     let server = |place: &Place| {
         let Place { address, port, .. } = place;

@@ -7,6 +7,7 @@ use std::time::Duration;
 use crate::bed::{Bed, Net, Place, Program, Side, are_installed};
 use crate::case::{Carried, times};
 use crate::common::{Running, free_port};
+use crate::languages::echoes_checked;
 use crate::script::{SERVE, Script, code};
 
 #[test]
@@ -82,6 +83,16 @@ fn rabbitmq() {
         carried: Carried::Server,
     }
     .run(&net);
+}
+
+/// The C library of gRPC sets SO_ZEROCOPY and TCP_USER_TIMEOUT of its listeners.
+#[test]
+#[ignore = "tests/programs.sh installs the programs and runs it"]
+fn grpc() {
+    if are_installed("gRPC", &["/usr/lib/python3/dist-packages/grpc/__init__.py"]) {
+        let program = format!("/usr/bin/python3 {}", code("checked_grpc.py"));
+        echoes_checked("gRPC", &program, &program, times(1000, 20_000), &Net::new());
+    }
 }
 
 /// Two processes started by mpirun, one at each end.
