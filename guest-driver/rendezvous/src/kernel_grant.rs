@@ -15,7 +15,7 @@
 use std::fs;
 use std::io;
 use std::os::fd::AsFd;
-use std::os::unix::fs::{MetadataExt, symlink};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, symlink};
 use std::path::{Path, PathBuf};
 
 use rustix::net::Protocol;
@@ -47,8 +47,24 @@ impl KernelSockets {
     }
 }
 
+/// Makes the directory of grants if there is none, and refuses the directory of another user: everyone may
+/// make directories there, unless the file system is mounted for root only.
+fn open_grants() -> Result<(), NoKernelSockets> {
+    let path = Path::new(GRANTS);
+    match fs::DirBuilder::new().mode(0o700).create(path) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(at(path)(error)),
+        _ => {}
+    }
+    let found = fs::symlink_metadata(path).map_err(at(path))?;
+    let user = ism_sys::effective_user();
+    match found.is_dir() && found.uid() == user && found.mode() & 0o022 == 0 {
+        true => remove_old(),
+        false => Err(at(path)(io::ErrorKind::PermissionDenied.into())),
+    }
+}
+
 fn grant(protocol: Protocol, cgroup: &Path) -> Result<(), NoKernelSockets> {
-    remove_old()?;
+    open_grants()?;
     let (directory, path) = cgroup::open_below_root(cgroup)?;
     let grant = of_cgroup(&directory)?;
     let link = grant.join(LINK);
@@ -58,14 +74,14 @@ fn grant(protocol: Protocol, cgroup: &Path) -> Result<(), NoKernelSockets> {
     let attached = attach_for(protocol, &directory)?;
     // An interrupted grant left files without a link.
     remove(&grant)?;
-    fs::create_dir_all(&grant).map_err(at(&grant))?;
+    fs::create_dir(&grant).map_err(at(&grant))?;
     let path = fs::canonicalize(&path).map_err(at(&path))?;
     symlink(path, grant.join(CGROUP)).map_err(at(&grant))?;
     bpf::pin(attached.as_fd(), &link).map_err(at(&link))
 }
 
 fn revoke(cgroup: &Path) -> Result<bool, NoKernelSockets> {
-    remove_old()?;
+    open_grants()?;
     let (directory, _) = cgroup::open_below_root(cgroup)?;
     let grant = of_cgroup(&directory)?;
     let exists = grant.join(LINK).exists();

@@ -35,8 +35,8 @@ pub struct ServerSide {
     source: Option<Source>,
     /// Counts the handshake while it holds memory for a client without a Confirm.
     offer: Option<Offer>,
-    /// The configuration to decline by, and the reason, if the caller wants TCP.
-    left: Option<(Arc<Config>, DeclineReason)>,
+    /// The configuration to decline by, if the caller wants TCP.
+    left: Option<Arc<Config>>,
 }
 
 /// A configuration to decline every Proposal with this reason.
@@ -110,7 +110,7 @@ impl Incoming {
 
     /// Has the handshake decline the client's Proposal, for a reason of the caller's.
     pub fn leave_to_tcp(&mut self, why: DeclineReason) {
-        self.side.left = Some((declining(&self.stack, why), why));
+        self.side.left = Some(declining(&self.stack, why));
     }
 
     /// Ends the handshake before its deadline, because others need its place. A client that has neither
@@ -156,7 +156,7 @@ impl Side for ServerSide {
         drain: bool,
     ) -> Result<Option<Outcome>, Broken> {
         let (mut params, none) = (params, Fabrics::default());
-        if let Some((config, _)) = &self.left {
+        if let Some(config) = &self.left {
             params.config = config;
             (params.fabrics, params.rdma) = (&none, None);
         }
@@ -186,7 +186,8 @@ impl Side for ServerSide {
     ) -> io::Result<SmcStream> {
         self.offer = None;
         // Whatever the client proposed, the policy decided.
-        let by_policy = matches!(self.left, Some((_, DeclineReason::Policy)));
+        let left = self.left.as_ref().map(|config| config.without_device);
+        let by_policy = left == Some(DeclineReason::Policy);
         let result = result.map(|outcome| match outcome {
             Outcome::Tcp(_) if by_policy => Outcome::Tcp(Fallback::Policy),
             outcome => outcome,

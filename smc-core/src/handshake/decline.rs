@@ -214,7 +214,7 @@ pub enum DeclineReason {
     #[error("the connection is under an IPsec policy")]
     IpSec,
     /// The application asked for something SMC cannot do.
-    #[error("a socket option that SMC does not have was asked for")]
+    #[error("a socket option or a call that SMC does not have was asked for")]
     OptionUnsupported,
     /// The program makes system calls that its SMC library does not see.
     #[error("the program makes system calls that the library does not see")]

@@ -194,26 +194,8 @@ pub(crate) fn is_of_transfer(level: c_int, name: c_int) -> bool {
 
 /// Applies a changed option of the TCP socket to the SMC connection.
 pub(crate) fn follow_option(fd: c_int, socket: &StreamSocket, level: c_int, name: c_int) {
-    if (level, name) == (libc::IPPROTO_TCP, TCP_INQ) {
-        let on = raw::socket_option(fd, level, name).is_ok_and(|on| on != 0);
-        socket.options.set_queue_size_wanted(on);
-        QUEUE_SIZE_WANTED.store(true, Ordering::Relaxed);
-    }
-    if (level, name) == (libc::IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT)
-        && let (Some(stream), Some(bytes)) = (socket.smc(), unsent_limit(fd))
-    {
-        stream.set_unsent_limit(bytes);
-    }
-    if (level, name) == (libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT)
-        && let (Some(stream), Some(milliseconds)) = (socket.smc(), user_timeout(fd))
-    {
-        stream.set_user_timeout(milliseconds);
-    }
-    if (level, name) == (libc::IPPROTO_TCP, libc::TCP_NODELAY)
-        && let Some(stream) = socket.smc().filter(|stream| stream.remembers_nodelay())
-    {
-        let on = raw::socket_option(fd, level, name).is_ok_and(|on| on != 0);
-        let _ = stream.set_nodelay(on);
+    if level == libc::IPPROTO_TCP {
+        return follow_option_of_tcp(fd, socket, name);
     }
     if level != libc::SOL_SOCKET {
         return;
@@ -241,6 +223,27 @@ pub(crate) fn follow_option(fd: c_int, socket: &StreamSocket, level: c_int, name
             if let (Some(stream), Ok(linger)) = (socket.smc(), linger) {
                 let _ = stream.set_linger(linger);
             }
+        }
+        _ => {}
+    }
+}
+
+fn follow_option_of_tcp(fd: c_int, socket: &StreamSocket, name: c_int) {
+    let is_on = || raw::socket_option(fd, libc::IPPROTO_TCP, name).is_ok_and(|on| on != 0);
+    if name == TCP_INQ {
+        socket.options.set_queue_size_wanted(is_on());
+        QUEUE_SIZE_WANTED.store(true, Ordering::Relaxed);
+    }
+    let Some(stream) = socket.smc() else { return };
+    match name {
+        libc::TCP_NOTSENT_LOWAT => {
+            unsent_limit(fd).into_iter().for_each(|bytes| stream.set_unsent_limit(bytes));
+        }
+        libc::TCP_USER_TIMEOUT => {
+            user_timeout(fd).into_iter().for_each(|limit| stream.set_user_timeout(limit));
+        }
+        libc::TCP_NODELAY if stream.remembers_nodelay() => {
+            let _ = stream.set_nodelay(is_on());
         }
         _ => {}
     }

@@ -90,7 +90,7 @@ fn rabbitmq() {
 #[ignore = "tests/programs.sh installs the programs and runs it"]
 fn grpc() {
     if are_installed("gRPC", &["/usr/lib/python3/dist-packages/grpc/__init__.py"]) {
-        let program = format!("/usr/bin/python3 {}", code("checked_grpc.py"));
+        let program = format!("/usr/bin/python3 -B {}", code("checked_grpc.py"));
         echoes_checked("gRPC", &program, &program, times(1000, 20_000), &Net::new());
     }
 }

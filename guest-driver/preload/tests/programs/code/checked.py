@@ -32,18 +32,27 @@ def ask(address, requests):
                 os._exit(1)
 
 
-role, address = sys.argv[1], sys.argv[2].rsplit(":", 1)
-address = (address[0], int(address[1]))
-if role == "serve":
+def serve(address):
     listener = socket.create_server(address)
     while True:
         threading.Thread(target=echo, args=(listener.accept()[0],), daemon=True).start()
-connections, requests = int(sys.argv[3]), int(sys.argv[4])
-begun = time.monotonic()
-share = requests // connections
-threads = [threading.Thread(target=ask, args=(address, share)) for _ in range(connections)]
-for thread in threads:
-    thread.start()
-for thread in threads:
-    thread.join()
-print("per second:", requests / (time.monotonic() - begun))
+
+
+def run(serve, ask):
+    role, address = sys.argv[1], sys.argv[2].rsplit(":", 1)
+    address = (address[0], int(address[1]))
+    if role == "serve":
+        serve(address)
+    connections, requests = int(sys.argv[3]), int(sys.argv[4])
+    begun = time.monotonic()
+    share = requests // connections
+    threads = [threading.Thread(target=ask, args=(address, share)) for _ in range(connections)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    print("per second:", requests / (time.monotonic() - begun))
+
+
+if __name__ == "__main__":
+    run(serve, ask)
