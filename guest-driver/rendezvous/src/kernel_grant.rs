@@ -47,31 +47,21 @@ impl KernelSockets {
     }
 }
 
-/// Makes the directory of grants if there is none, and refuses the directory of another user: everyone may
-/// make directories there, unless the file system is mounted for root only.
-fn open_grants() -> Result<(), NoKernelSockets> {
-    let path = Path::new(GRANTS);
-    match fs::DirBuilder::new().mode(0o700).create(path) {
-        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(at(path)(error)),
-        _ => {}
-    }
-    let found = fs::symlink_metadata(path).map_err(at(path))?;
-    let user = ism_sys::effective_user();
-    match found.is_dir() && found.uid() == user && found.mode() & 0o022 == 0 {
-        true => remove_old(),
-        false => Err(at(path)(io::ErrorKind::PermissionDenied.into())),
-    }
-}
-
 fn grant(protocol: Protocol, cgroup: &Path) -> Result<(), NoKernelSockets> {
-    open_grants()?;
     let (directory, path) = cgroup::open_below_root(cgroup)?;
+    remove_old()?;
     let grant = of_cgroup(&directory)?;
     let link = grant.join(LINK);
     if link.exists() {
         return Ok(());
     }
     let attached = attach_for(protocol, &directory)?;
+    match fs::DirBuilder::new().mode(0o700).create(GRANTS) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            check_owner(Path::new(GRANTS))?
+        }
+        made => made.map_err(at(Path::new(GRANTS)))?,
+    }
     // An interrupted grant left files without a link.
     remove(&grant)?;
     fs::create_dir(&grant).map_err(at(&grant))?;
@@ -81,12 +71,26 @@ fn grant(protocol: Protocol, cgroup: &Path) -> Result<(), NoKernelSockets> {
 }
 
 fn revoke(cgroup: &Path) -> Result<bool, NoKernelSockets> {
-    open_grants()?;
     let (directory, _) = cgroup::open_below_root(cgroup)?;
+    remove_old()?;
     let grant = of_cgroup(&directory)?;
     let exists = grant.join(LINK).exists();
     remove(&grant)?;
     Ok(exists)
+}
+
+/// Refuses a directory of grants made by another user: everyone may make directories in the file system of
+/// BPF, unless it is mounted for root only.
+fn check_owner(grants: &Path) -> Result<(), NoKernelSockets> {
+    let found = match fs::symlink_metadata(grants) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        found => found.map_err(at(grants))?,
+    };
+    let is_own = found.is_dir() && found.uid() == ism_sys::effective_user();
+    match is_own && found.mode() & 0o022 == 0 {
+        true => Ok(()),
+        false => Err(at(grants)(io::ErrorKind::PermissionDenied.into())),
+    }
 }
 
 fn of_cgroup(directory: &fs::File) -> Result<PathBuf, NoKernelSockets> {
@@ -96,6 +100,7 @@ fn of_cgroup(directory: &fs::File) -> Result<PathBuf, NoKernelSockets> {
 
 /// Removes the grants of cgroups that have gone.
 fn remove_old() -> Result<(), NoKernelSockets> {
+    check_owner(Path::new(GRANTS))?;
     for grant in fs::read_dir(GRANTS).into_iter().flatten().flatten() {
         let exists = fs::metadata(grant.path().join(CGROUP))
             .is_ok_and(|cgroup| grant.file_name() == *cgroup.ino().to_string());
@@ -127,6 +132,7 @@ fn at(path: &Path) -> impl Fn(io::Error) -> NoKernelSockets {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
     use std::time::{Duration, Instant};
 
     use rustix::net::ipproto;
@@ -167,6 +173,20 @@ mod tests {
         grant(ipproto::MPTCP, made.path()).unwrap();
         assert!(!old.exists(), "the next grant removes it");
         assert!(revoke(made.path()).unwrap());
+    }
+
+    #[test]
+    fn a_directory_of_grants_that_others_can_change_is_refused() {
+        let own = std::env::temp_dir().join(format!("smc-test-grants-{}", std::process::id()));
+        assert!(check_owner(&own).is_ok(), "there is none yet");
+        fs::DirBuilder::new().mode(0o700).create(&own).unwrap();
+        let by_link = own.join("link");
+        symlink(&own, &by_link).unwrap();
+        let results = [check_owner(&own).is_ok(), check_owner(&by_link).is_ok()];
+        fs::set_permissions(&own, fs::Permissions::from_mode(0o777)).unwrap();
+        let open = check_owner(&own).is_ok();
+        fs::remove_dir_all(&own).unwrap();
+        assert_eq!((results, open), ([true, false], false));
     }
 
     #[test]
